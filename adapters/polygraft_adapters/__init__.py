@@ -1,0 +1,1 @@
+"""PEFT folders to checked, immutable adapter weights."""

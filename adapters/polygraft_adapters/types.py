@@ -1,0 +1,68 @@
+"""What an adapter is once it has been read: no torch here, so that the gateway can hold these too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The modules of a decoder layer that may carry LoRA, in the order in which they compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with an adapter: where (a tensor's or field's name), what, and what to do about it."""
+
+    where: str
+    problem: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}" + (f" ({self.hint})" if self.hint else "")
+
+
+class AdapterError(Exception):
+    """An adapter that is refused; `problems` lists everything that is wrong with it, never only the first thing."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShapes:
+    """What a base model offers adapters: `shapes[target] = (out_features, in_features)`, the same in each of
+    `layers` layers.
+    """
+
+    layers: int
+    shapes: Mapping[str, tuple[int, int]]
+    base_model: str
+    """The name that adapters are expected to carry as base_model_name_or_path; a different one is only a warning."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModuleKey:
+    """One place in the base model that an adapter adds to."""
+
+    layer: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What can be told of a valid adapter without its numbers.
+
+    `digest` is "sha256:<hex>" over the canonical contents: sorted tensor names, dtypes, shapes, bytes and the
+    config fields that
+    change the maths. `scale` is the scale of a module without rank or alpha pattern. `rank` is the largest rank of
+    any module.
+    """
+
+    digest: str
+    rank: int
+    scale: float
+    targets: tuple[str, ...]
+    size_bytes: int
+    base_model: str | None
+    warnings: tuple[str, ...]

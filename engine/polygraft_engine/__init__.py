@@ -1,0 +1,1 @@
+"""Prompts in, tokens and text out: the batched engine. No HTTP, no database, no Redis, no tenants."""

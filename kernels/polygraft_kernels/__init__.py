@@ -1,0 +1,1 @@
+"""Maths on tensors for Polygraft: one set of operations, several backends. Knows nothing of requests."""

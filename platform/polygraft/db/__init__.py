@@ -1,0 +1,1 @@
+"""The registry database: models and sessions."""

@@ -1,0 +1,74 @@
+"""The one shape in which errors reach a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class PolygraftError(Exception):
+    """Base of every error the platform raises."""
+
+
+class ConfigError(PolygraftError):
+    """What the operator asked for cannot be run; the message says what to change. Ends the process, no restart
+    helps.
+    """
+
+
+class ApiError(PolygraftError):
+    """An answer other than success, as OpenAI's API words it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        errors: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers) if headers is not None else {}
+        self.errors = errors
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.errors is not None:
+            error["errors"] = self.errors
+        return {"error": error}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(model: str) -> ApiError:
+    """404, in the same words whether the model does not exist or belongs to somebody else."""
+    return ApiError(
+        404,
+        f"The model `{model}` does not exist or you do not have access to it.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def unavailable(message: str, *, code: str = "overloaded", retry_after: int = 1) -> ApiError:
+    """503: try again in `retry_after` seconds."""
+    return ApiError(
+        503, message, type="service_unavailable_error", code=code, headers={"Retry-After": str(retry_after)}
+    )

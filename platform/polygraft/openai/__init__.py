@@ -1,0 +1,1 @@
+"""The tenant's API, as OpenAI's clients speak it."""

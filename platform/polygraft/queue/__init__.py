@@ -1,0 +1,1 @@
+"""Jobs between gateways and workers, in Redis."""

@@ -1,0 +1,1 @@
+"""Adapters: names, versions and content-addressed blobs."""

@@ -1,0 +1,124 @@
+"""Every option, once. The only reader of the environment: POLYGRAFT_<NAME> sets what the command line leaves unset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from polygraft.errors import ConfigError
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(text: object) -> int:
+    """Bytes from "2GiB", "512MiB", "1000" and the like. Raises ValueError that shows the accepted forms."""
+    if isinstance(text, int):
+        return text
+    spelled = str(text).strip().upper()
+    digits = spelled.rstrip("BIKMG ")
+    unit = spelled[len(digits) :].strip()
+    try:
+        return int(float(digits) * _UNITS[unit])
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r} is no size; write it like 2GiB, 512MiB or 1000000") from None
+
+
+def _split(value: object) -> object:
+    """Environment variables hold lists separated by commas, or as a JSON array where a value has a comma itself."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("["):
+        return tuple(json.loads(value))
+    return tuple(part for part in value.split(",") if part)
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class Settings(BaseSettings):
+    """The options of serve, gateway and worker. Frozen; parts of the program get the values they use, not this
+    object.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="POLYGRAFT_", frozen=True, extra="ignore", validate_default=True)
+
+    # what is served
+    model: str = ""
+    """A local folder or a Hub id."""
+    served_model_name: str | None = None
+    adapter: Strings = ()
+    """NAME=PATH, registered into the tenant `default` for as long as the option is there."""
+    # where
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    metrics_port: int = Field(8001, ge=0, le=65535)
+    data_dir: Path = Path("polygraft-data")
+    database_url: str | None = None
+    """Default: SQLite in the data folder."""
+    redis_url: str | None = None
+    """Default: a private server on a Unix socket in the data folder."""
+    blob_store: str | None = None
+    """Default: a folder in the data folder."""
+    # who may call
+    auth: Literal["keys", "none"] = "keys"
+    bootstrap_admin_key: str | None = None
+    bootstrap_tenant_key: str | None = None
+    # how the engine runs
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    kernels: Literal["auto", "reference", "native"] = "auto"
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of a worker; default: the machine's cores shared between the workers."""
+    seed: int | None = None
+    """Unseeded requests draw their seeds from this; default: from the system."""
+    max_model_len: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=1)
+    block_size: int = Field(16, ge=1)
+    kv_cache_memory: Size | None = None
+    """Bytes; default: 2 GiB, or what is free if that is less."""
+    enable_prefix_caching: bool = True
+    max_loras: int = Field(16, ge=1)
+    max_cpu_loras: int = Field(256, ge=1)
+    max_lora_rank: int = Field(64, ge=1)
+    workers: int = Field(1, ge=1)
+    drain_timeout: float = Field(30.0, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def environment(self) -> dict[str, str]:
+        """These settings as POLYGRAFT_* variables, for a child process."""
+        spelled: dict[str, str] = {}
+        for name, value in self.model_dump(mode="json").items():
+            if value is not None:
+                spelled[f"POLYGRAFT_{name.upper()}"] = json.dumps(value) if isinstance(value, list) else str(value)
+        return spelled
+
+    def check(self) -> None:
+        """Raise ConfigError for options that contradict each other, with both numbers."""
+        if self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras {self.max_cpu_loras} is less than --max-loras {self.max_loras}: "
+                "every adapter in a slot is also held in host memory"
+            )
+        if self.auth == "none" and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ConfigError(
+                f"--auth none serves anybody who can connect, so it binds loopback only, not --host {self.host}"
+            )
+
+
+def load(**options: Any) -> Settings:
+    """Settings from the command line's `options` (None: not given) over the environment. Raises ConfigError in the
+    caller's terms.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        settings = Settings(**given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    settings.check()
+    return settings
