@@ -1,0 +1,19 @@
+"""Who is calling, once the key has been checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "admin"]
+TENANT_SCOPES: frozenset[Scope] = frozenset({"inference", "adapters:read", "adapters:write", "usage:read"})
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A tenant's key, or an operator's (scope "admin", no tenant). Lives in `scope["state"]["principal"]` of an ASGI request."""
+
+    key_id: str
+    tenant_id: str | None
+    tenant_name: str | None
+    scopes: frozenset[Scope]
