@@ -40,7 +40,10 @@ class ModelResolver(Protocol):
     """The registry as the OpenAI routes see it."""
 
     async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
-        """Base names first, then the tenant's adapters. Raises ApiError 404 model_not_found, 503 while no model is ready."""
+        """Base names first, then the tenant's adapters.
+
+        Raises ApiError 404 model_not_found, or 503 while no model is ready.
+        """
 
     async def list_models(self, principal: Principal) -> list[ModelEntry]:
         """The base models with a live worker, then the tenant's ready adapters."""

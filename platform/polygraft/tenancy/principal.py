@@ -11,7 +11,10 @@ TENANT_SCOPES: frozenset[Scope] = frozenset({"inference", "adapters:read", "adap
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A tenant's key, or an operator's (scope "admin", no tenant). Lives in `scope["state"]["principal"]` of an ASGI request."""
+    """A tenant's key, or an operator's (scope "admin", no tenant).
+
+    The authentication middleware puts it into `scope["state"]["principal"]` of the ASGI request.
+    """
 
     key_id: str
     tenant_id: str | None
