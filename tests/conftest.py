@@ -1,0 +1,25 @@
+"""What every folder of tests shares: an offline environment and the demo model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def demo_adapters() -> dict[str, Path]:
+    """The three trained adapters that lie in the tree, by name."""
+    folders = sorted((ROOT / "examples" / "adapters").glob("*/adapter_config.json"))
+    return {folder.parent.name: folder.parent for folder in folders}
