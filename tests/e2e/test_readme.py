@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.conftest import StartServer
 from tests.e2e.server import Server
 
