@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from polygraft.errors import ConfigError
@@ -45,19 +46,26 @@ class Settings(BaseSettings):
     object.
     """
 
-    model_config = SettingsConfigDict(env_prefix="POLYGRAFT_", frozen=True, extra="ignore", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix="POLYGRAFT_", frozen=True, extra="ignore", validate_default=True, use_attribute_docstrings=True
+    )
 
     # what is served
     model: str = ""
     """A local folder or a Hub id."""
     served_model_name: str | None = None
+    """The name clients use; default: the last part of the folder or Hub id."""
     adapter: Strings = ()
     """NAME=PATH, registered into the tenant `default` for as long as the option is there."""
     # where
     host: str = "127.0.0.1"
+    """Address to bind."""
     port: int = Field(8000, ge=0, le=65535)
+    """Port of the API; 0 takes a free one."""
     metrics_port: int = Field(8001, ge=0, le=65535)
+    """Port of the Prometheus listener; 0 takes a free one."""
     data_dir: Path = Path("polygraft-data")
+    """Folder for the database, the key pepper, the blobs and the private queue server."""
     database_url: str | None = None
     """Default: SQLite in the data folder."""
     redis_url: str | None = None
@@ -66,29 +74,48 @@ class Settings(BaseSettings):
     """Default: a folder in the data folder."""
     # who may call
     auth: Literal["keys", "none"] = "keys"
+    """`none` serves anybody on this machine as the tenant `default`."""
     bootstrap_admin_key: str | None = None
+    """The first admin key; default: a random one, printed once."""
     bootstrap_tenant_key: str | None = None
+    """The first key of the tenant `default`; default: a random one, printed once."""
     # how the engine runs
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type of weights and activations; auto: the type the model was saved in."""
     kernels: Literal["auto", "reference", "native"] = "auto"
+    """Backend of the maths; a backend asked for by name that cannot run is an error."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of a worker; default: the machine's cores shared between the workers."""
     seed: int | None = None
     """Unseeded requests draw their seeds from this; default: from the system."""
     max_model_len: int | None = Field(None, ge=1)
+    """Longest prompt and output together, in tokens; default: what the model was made for."""
     max_num_seqs: int = Field(64, ge=1)
+    """Most sequences in one step."""
     max_num_batched_tokens: int = Field(512, ge=1)
+    """Most tokens in one step; longer prompts are computed in chunks."""
     block_size: int = Field(16, ge=1)
+    """Tokens per block of the KV cache."""
     kv_cache_memory: Size | None = None
     """Bytes; default: 2 GiB, or what is free if that is less."""
     enable_prefix_caching: bool = True
+    """Reuse the KV blocks of prompts that begin alike, within one tenant and adapter."""
     max_loras: int = Field(16, ge=1)
+    """Most different adapters in one step; the base takes none."""
     max_cpu_loras: int = Field(256, ge=1)
+    """Most adapters held in a worker's memory."""
     max_lora_rank: int = Field(64, ge=1)
+    """Largest rank of an adapter."""
     workers: int = Field(1, ge=1)
+    """Worker processes."""
     drain_timeout: float = Field(30.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """auto: console on a terminal, else one JSON object a line."""
 
     def environment(self) -> dict[str, str]:
         """These settings as POLYGRAFT_* variables, for a child process."""
@@ -111,6 +138,12 @@ class Settings(BaseSettings):
             )
 
 
+def _explain(problem: ErrorDetails) -> str:
+    """One of pydantic's complaints in terms of the option."""
+    option = f"--{problem['loc'][0]}".replace("_", "-")
+    return f"{option} {problem['input']}: {problem['msg'].removeprefix('Value error, ')}"
+
+
 def load(**options: Any) -> Settings:
     """Settings from the command line's `options` (None: not given) over the environment. Raises ConfigError in the
     caller's terms.
@@ -118,6 +151,8 @@ def load(**options: Any) -> Settings:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings(**given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     settings.check()
