@@ -1,0 +1,321 @@
+"""Decides what each step computes: `schedule() -> Plan`, then `commit(plan, sampled) -> outputs`.
+
+A sequence only ever catches up its computed tokens with its known ones, so prefill, chunked prefill, decode and
+recompute after preemption are one thing. Running sequences hold blocks and a pinned adapter slot; waiting ones hold
+nothing. Age (order of arrival) settles every conflict: the oldest running sequence can take any younger one's blocks,
+and the oldest waiting one is passed over for a bounded time only, so everything ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from polygraft_engine.kv.hashing import root_key
+from polygraft_engine.kv.pool import BlockPool
+from polygraft_engine.kv.table import BlockTable
+from polygraft_engine.plan import Chunk, Plan, Sampled, SchedulerStats
+from polygraft_engine.request import Line, Sequence, State, check_limits, validate
+from polygraft_engine.slots import SlotTable
+from polygraft_engine.types import EngineLimits, FinishReason, Generation, StepOutput
+
+ADMISSION_WINDOW = 64
+"""Waiting sequences looked at in one step, so that a long line does not make steps slow."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making: tokens granted to each sequence, and the token budget left."""
+
+    budget: int
+    counts: dict[Sequence, int] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns every sequence's state and progress.
+
+    Not thread-safe; one plan is in flight at a time. `age_limit` is how many seconds (of `clock`) a sequence may be
+    passed over by younger ones that fit better.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        age_limit: float = 2.0,
+    ) -> None:
+        """Raises EngineError for limits under which nothing could run."""
+        check_limits(limits)
+        self._limits = limits
+        self._eos = eos_token_ids
+        self._clock = clock
+        self._age_limit = age_limit
+        # With at least one token of budget for each, decodes cannot keep an older prefill from progressing.
+        self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._pool = BlockPool(limits.num_blocks, limits.block_size)
+        self._slots = SlotTable(limits.max_loras)
+        self._sequences: dict[str, Sequence] = {}
+        self._running = Line()
+        self._waiting = Line()
+        self._arrivals = 0
+        self._preemptions = 0
+        self._prefix_query_tokens = 0
+        self._prefix_hit_tokens = 0
+        self._in_flight: Plan | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, generation: Generation) -> None:
+        """Queue a sequence. Raises InvalidRequest when it could never run."""
+        assert generation.id not in self._sequences, f"id {generation.id} is already live"
+        validate(generation, self._limits)
+        tokens = list(generation.prompt)
+        root = root_key(generation.cache_namespace, generation.adapter) if self._limits.prefix_caching else None
+        table = BlockTable(self._pool, tokens, root)
+        sequence = Sequence(generation, tokens, table, self._arrivals, self._clock())
+        self._arrivals += 1
+        self._sequences[generation.id] = sequence
+        self._waiting.add(sequence)
+
+    def cancel(self, id: str) -> bool:
+        """End a sequence and free what it holds at once; False when it is not live (any more)."""
+        sequence = self._sequences.get(id)
+        if sequence is None:
+            return False
+        self._finish(sequence)
+        return True
+
+    def fail(self, ids: Iterable[str], message: str) -> list[StepOutput]:
+        """End sequences with an error, for instance those of a step that raised; ids not live are skipped."""
+        outputs = []
+        for id in ids:
+            sequence = self._sequences.get(id)
+            if sequence is not None:
+                self._finish(sequence)
+                outputs.append(StepOutput(id=id, cached_tokens=_cached(sequence), finish_reason="error", error=message))
+        return outputs
+
+    def schedule(self) -> Plan:
+        """What to compute next; there are chunks whenever there is work.
+
+        Until `commit`, asking again plans the same tokens again.
+        """
+        step = _Step(self._limits.max_num_batched_tokens)
+        running = self._running.oldest(len(self._running))
+        for sequence in running:
+            if sequence.remaining == 1:
+                self._continue(sequence, step)
+        for sequence in running:
+            if sequence.remaining > 1:
+                self._continue(sequence, step)
+        if not step.preempted:
+            self._admit(step)
+        self._in_flight = self._build(step)
+        return self._in_flight
+
+    def commit(self, plan: Plan, sampled: Collection[Sampled]) -> list[StepOutput]:
+        """Take over what the plan's forward pass computed; `sampled` is aligned with the chunks that sample.
+
+        Sequences that were cancelled or failed since are skipped.
+        """
+        assert plan is self._in_flight, "only the last plan can be committed, and once"
+        assert len(sampled) == sum(chunk.samples for chunk in plan.chunks), "one sampled token per chunk that samples"
+        self._in_flight = None
+        for load in plan.loads:
+            self._slots.written(load)
+        tokens = iter(sampled)
+        outputs = []
+        for chunk in plan.chunks:
+            token = next(tokens) if chunk.samples else None
+            if self._sequences.get(chunk.id) is chunk.sequence:
+                output = self._advance(chunk, token)
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def flush_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running sequences keep their blocks."""
+        self._pool.flush()
+
+    def drop_adapter(self, digest: str) -> bool:
+        """Forget an adapter that no running sequence uses; False when it is not resident or in use."""
+        return self._slots.drop(digest)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_total=self._pool.total,
+            blocks_free=self._pool.free,
+            blocks_used=self._pool.used,
+            blocks_cached=self._pool.cached,
+            preemptions=self._preemptions,
+            prefix_query_tokens=self._prefix_query_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            slot_loads=self._slots.loads,
+            slot_evictions=self._slots.evictions,
+            resident_adapters=self._slots.resident,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of the scheduler, the pool and the slots. Linear in blocks and sequences."""
+        running, waiting = list(self._running), list(self._waiting)
+        assert all(sequence.state is State.RUNNING for sequence in running)
+        assert all(sequence.state is State.WAITING for sequence in waiting)
+        for line in (running, waiting):
+            assert [s.arrival for s in line] == sorted({s.arrival for s in line}), "a line is out of order"
+        assert {s.id: s for s in [*running, *waiting]} == self._sequences, "a sequence is lost"
+        assert len(running) + len(waiting) == len(self._sequences), "a sequence is in both lines"
+        assert len(running) <= self._max_running
+        for sequence in waiting:
+            assert len(sequence.table) == 0, f"{sequence.id} waits and holds blocks"
+            assert sequence.computed == 0, f"{sequence.id} waits with computed tokens"
+            assert sequence.slot == -1, f"{sequence.id} waits and holds a slot"
+        for sequence in running:
+            assert sequence.computed <= sequence.table.capacity, f"{sequence.id} has computed tokens without a block"
+            assert sequence.remaining > 0, f"{sequence.id} runs with nothing to compute"
+        self._pool.check(Counter(block for s in running for block in s.table.covering(s.table.capacity)))
+        self._slots.check(Counter(s.adapter for s in running if s.adapter is not None))
+
+    def _continue(self, sequence: Sequence, step: _Step) -> None:
+        """Grant a running sequence as many of its remaining tokens as budget and blocks allow."""
+        if sequence.state is not State.RUNNING:  # preempted earlier in this step
+            return
+        count = min(sequence.remaining, step.budget, self._room(sequence, step))
+        if count > 0:
+            sequence.table.grow(sequence.computed + count)
+            step.counts[sequence] = count
+            step.budget -= count
+
+    def _room(self, sequence: Sequence, step: _Step) -> int:
+        """Tokens the sequence can store now. Younger sequences are preempted, youngest first, while that is none."""
+        while True:
+            room = sequence.table.capacity - sequence.computed
+            if room < sequence.remaining:
+                room += self._pool.available * self._pool.block_size
+            youngest = self._running.youngest()
+            if room > 0 or youngest is sequence:
+                return room
+            self._preempt(youngest, step)
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        step.budget += step.counts.pop(sequence, 0)
+        step.preempted.append(sequence)
+        self._preemptions += 1
+        self._vacate(sequence)
+        sequence.state = State.WAITING
+        sequence.computed = 0
+        self._waiting.add(sequence)
+
+    def _admit(self, step: _Step) -> None:
+        """Start waiting sequences, oldest first, each with room for all its tokens.
+
+        One that has to wait is passed over until it is overdue. From then on nothing younger takes the blocks or, if a
+        slot is what it lacks, no younger sequence of any adapter starts, so that one drains.
+        """
+        if not self._waiting:
+            return
+        now = self._clock()
+        prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
+        # Blocks not promised to anybody: running sequences still need some for the tokens they have.
+        spare = self._pool.available - sum(s.table.missing(len(s.tokens)) for s in self._running)
+        draining = False
+        for sequence in self._waiting.oldest(ADMISSION_WINDOW):
+            if step.budget == 0 or len(self._running) == self._max_running:
+                return
+            overdue = now - sequence.arrived_at >= self._age_limit
+            if not self._slots.admits(sequence.adapter) or (draining and sequence.adapter is not None):
+                draining = draining or overdue
+                continue
+            blocks = sequence.table.match() if sequence.takes_prefix_hits else []
+            if not overdue and self._in_the_making(sequence, len(blocks), prefilling):
+                continue
+            cost = sequence.table.missing(len(sequence.tokens)) - sum(map(self._pool.in_use, blocks))
+            # One block of headroom for each running sequence, or the next few decodes would preempt the newcomer.
+            if cost + len(self._running) > spare:
+                if overdue:
+                    return
+                continue
+            spare -= cost
+            self._start(sequence, blocks)
+            self._continue(sequence, step)
+            prefilling.append(sequence)
+
+    def _in_the_making(self, sequence: Sequence, matched: int, prefilling: list[Sequence]) -> bool:
+        """Whether a running sequence is computing the very block this one needs next: waiting gets it for nothing."""
+        key = sequence.table.next_key(matched) if sequence.takes_prefix_hits else None
+        return key is not None and any(other.table.will_publish(matched, key) for other in prefilling)
+
+    def _start(self, sequence: Sequence, blocks: list[int]) -> None:
+        self._waiting.remove(sequence)
+        self._running.add(sequence)
+        sequence.state = State.RUNNING
+        sequence.slot = self._slots.pin(sequence.adapter)
+        sequence.table.adopt(blocks)
+        sequence.computed = len(blocks) * self._pool.block_size
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed
+            if self._limits.prefix_caching and sequence.takes_prefix_hits:
+                self._prefix_query_tokens += sequence.prompt_length
+                self._prefix_hit_tokens += sequence.computed
+
+    def _build(self, step: _Step) -> Plan:
+        chunks = []
+        for sequence, count in step.counts.items():
+            start, end = sequence.computed, sequence.computed + count
+            samples = end == len(sequence.tokens) and sequence.output_length < sequence.generation.params.max_tokens
+            token_ids, blocks = tuple(sequence.tokens[start:end]), sequence.table.covering(end)
+            chunks.append(Chunk(sequence.id, start, token_ids, blocks, sequence.slot, samples, sequence))
+        chunks.sort(key=_slot)
+        loads = self._slots.loads_for({chunk.slot for chunk in chunks})
+        return Plan(tuple(chunks), loads, tuple(sequence.id for sequence in step.preempted))
+
+    def _advance(self, chunk: Chunk, sampled: Sampled | None) -> StepOutput | None:
+        sequence = chunk.sequence
+        sequence.computed = chunk.start + chunk.count
+        sequence.table.publish(sequence.computed)
+        if sampled is not None:
+            sequence.tokens.append(sampled.token_id)
+        elif sequence.remaining > 0:
+            return None
+        reason: FinishReason | None = sequence.finish_reason(self._eos, self._limits.max_context)
+        if reason is not None:
+            self._finish(sequence)
+        return StepOutput(
+            id=sequence.id,
+            token_ids=() if sampled is None else (sampled.token_id,),
+            logprobs=() if sampled is None or sampled.logprob is None else (sampled.logprob,),
+            cached_tokens=_cached(sequence),
+            finish_reason=reason,
+            stop_token=sequence.stop_token(self._eos) if reason == "stop" else None,
+        )
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.state is State.RUNNING:
+            self._vacate(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.state = State.FINISHED
+        del self._sequences[sequence.id]
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones, with its blocks and its slot."""
+        self._running.remove(sequence)
+        sequence.table.release()
+        self._slots.unpin(sequence.adapter)
+        sequence.slot = -1
+
+
+def _slot(chunk: Chunk) -> int:
+    return chunk.slot
+
+
+def _cached(sequence: Sequence) -> int:
+    return 0 if sequence.cached_tokens is None else sequence.cached_tokens
