@@ -79,6 +79,8 @@ class Settings(BaseSettings):
     """The first admin key; default: a random one, printed once."""
     bootstrap_tenant_key: str | None = None
     """The first key of the tenant `default`; default: a random one, printed once."""
+    key_pepper: str | None = None
+    """Secret under which keys are hashed, equal on all gateways; default: a random one in the data folder."""
     # how the engine runs
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes."""

@@ -1,0 +1,72 @@
+"""The first tenant and the first keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from polygraft.db import ApiKey, Database, Tenant
+from polygraft.tenancy import repository
+from polygraft.tenancy.keys import KeyHasher, new_key, shown_prefix
+from polygraft.tenancy.principal import TENANT_SCOPES, Scope
+
+DEFAULT_TENANT = "default"
+ADMIN_SCOPES: frozenset[Scope] = frozenset({"admin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """The tenant `default`, and keys that were made just now and can never be shown again."""
+
+    tenant_id: str
+    admin_key: str | None
+    tenant_key: str | None
+
+
+async def bootstrap(
+    database: Database, hasher: KeyHasher, *, admin_key: str | None = None, tenant_key: str | None = None
+) -> Bootstrapped:
+    """See that the tenant `default` and a key of each kind exist.
+
+    A key given here (from the environment) is made to work; otherwise a random one is made where none ever
+    existed. Running it again changes nothing.
+    """
+    async with database.transaction() as session:
+        tenant = await repository.tenant_by_name(session, DEFAULT_TENANT)
+        if tenant is None:
+            tenant = Tenant(name=DEFAULT_TENANT)
+            session.add(tenant)
+            await session.flush()
+        admin = await _ensure(session, hasher, None, admin_key)
+        made = await _ensure(session, hasher, tenant.id, tenant_key)
+        return Bootstrapped(tenant_id=tenant.id, admin_key=admin, tenant_key=made)
+
+
+async def _ensure(session: AsyncSession, hasher: KeyHasher, tenant_id: str | None, given: str | None) -> str | None:
+    """Returns the key if it had to be made up."""
+    if given is not None:
+        await _ensure_given(session, hasher, tenant_id, given)
+        return None
+    if await repository.has_keys(session, tenant_id):
+        return None
+    key = new_key(admin=tenant_id is None)
+    session.add(_row(hasher, tenant_id, "bootstrap", key))
+    return key
+
+
+async def _ensure_given(session: AsyncSession, hasher: KeyHasher, tenant_id: str | None, key: str) -> None:
+    """One key per owner comes from the environment: a new value replaces the old one, a revoked one stays revoked."""
+    digest = hasher.digest(key)
+    row = await repository.key_by_name(session, tenant_id, "environment")
+    if row is None:
+        session.add(_row(hasher, tenant_id, "environment", key))
+    elif row.key_hash != digest:
+        row.key_hash, row.prefix, row.revoked_at = digest, shown_prefix(key), None
+
+
+def _row(hasher: KeyHasher, tenant_id: str | None, name: str, key: str) -> ApiKey:
+    scopes = ADMIN_SCOPES if tenant_id is None else TENANT_SCOPES
+    return ApiKey(
+        tenant_id=tenant_id, name=name, key_hash=hasher.digest(key), prefix=shown_prefix(key), scopes=sorted(scopes)
+    )

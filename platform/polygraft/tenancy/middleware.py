@@ -1,0 +1,34 @@
+"""Authentication in pure ASGI: a request that may not be made is answered before its body is read."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from polygraft.errors import ApiError
+from polygraft.tenancy.access import AccessPolicy
+
+
+class AuthMiddleware:
+    """Puts the Principal into `scope["state"]["principal"]` or answers with the policy's error."""
+
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            # There are no WebSocket routes, and none shall appear without a key.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            principal = await self._policy.admit(scope)
+        except ApiError as error:
+            response = JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+            await response(scope, receive, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        await self._app(scope, receive, send)
