@@ -24,11 +24,13 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "arrived_at",
         "cached_tokens",
         "computed",
         "generation",
+        "id",
         "prompt_length",
         "slot",
         "state",
@@ -40,6 +42,8 @@ class Sequence:
         self, generation: Generation, tokens: list[int], table: BlockTable, arrival: int, arrived_at: float
     ) -> None:
         self.generation = generation
+        self.id = generation.id
+        self.adapter = generation.adapter
         self.tokens = tokens
         self.table = table
         self.arrival = arrival
@@ -52,14 +56,6 @@ class Sequence:
         self.state = State.WAITING
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache at the first admission; None before it."""
-
-    @property
-    def id(self) -> str:
-        return self.generation.id
-
-    @property
-    def adapter(self) -> str | None:
-        return self.generation.adapter
 
     @property
     def output_length(self) -> int:
@@ -79,22 +75,19 @@ class Sequence:
         """False while every prompt token's logits are still owed."""
         return self.generation.params.prompt_logprobs is None or self.output_length > 0
 
-    def finish_reason(self, eos_token_ids: frozenset[int], max_context: int) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None while it goes on. A stop wins over a limit."""
-        if self.stop_token(eos_token_ids) is not None:
-            return "stop"
-        if self.output_length >= self.generation.params.max_tokens or len(self.tokens) >= max_context:
-            return "length"
-        return None
+    def ending(self, eos_token_ids: frozenset[int], max_context: int) -> tuple[FinishReason | None, int | None]:
+        """Why the sequence ends here, or None while it goes on; and the token that stopped it, if one did.
 
-    def stop_token(self, eos_token_ids: frozenset[int]) -> int | None:
-        """The last output token, when it is one that ends the output."""
-        params, length = self.generation.params, self.output_length
-        if length == 0 or length < params.min_tokens:
-            return None
-        token = self.tokens[-1]
-        ends = token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
-        return token if ends else None
+        A stop wins over a limit that falls on the same token.
+        """
+        params, length = self.generation.params, len(self.tokens) - self.prompt_length
+        if 0 < length >= params.min_tokens:
+            token = self.tokens[-1]
+            if token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos):
+                return "stop", token
+        if length >= params.max_tokens or len(self.tokens) >= max_context:
+            return "length", None
+        return None, None
 
 
 class Line:

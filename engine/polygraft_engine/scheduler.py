@@ -19,7 +19,7 @@ from polygraft_engine.kv.table import BlockTable
 from polygraft_engine.plan import Chunk, Plan, Sampled, SchedulerStats
 from polygraft_engine.request import Line, Sequence, State, check_limits, validate
 from polygraft_engine.slots import SlotTable
-from polygraft_engine.types import EngineLimits, FinishReason, Generation, StepOutput
+from polygraft_engine.types import EngineLimits, Generation, StepOutput
 
 ADMISSION_WINDOW = 64
 """Waiting sequences looked at in one step, so that a long line does not make steps slow."""
@@ -55,6 +55,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._clock = clock
         self._age_limit = age_limit
+        self._max_context = limits.max_context
         # With at least one token of budget for each, decodes cannot keep an older prefill from progressing.
         self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._pool = BlockPool(limits.num_blocks, limits.block_size)
@@ -108,15 +109,13 @@ class Scheduler:
         Until `commit`, asking again plans the same tokens again.
         """
         step = _Step(self._limits.max_num_batched_tokens)
-        running = self._running.oldest(len(self._running))
-        for sequence in running:
-            if sequence.remaining == 1:
-                self._continue(sequence, step)
-        for sequence in running:
-            if sequence.remaining > 1:
+        decodes = [sequence for sequence in self._running if sequence.remaining == 1]
+        prefills = [sequence for sequence in self._running if sequence.remaining > 1]
+        for sequence in [*decodes, *prefills]:
+            if sequence.state is State.RUNNING:  # not preempted for the sake of one before it
                 self._continue(sequence, step)
         if not step.preempted:
-            self._admit(step)
+            self._admit(step, prefills)
         self._in_flight = self._build(step)
         return self._in_flight
 
@@ -186,20 +185,19 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, step: _Step) -> None:
         """Grant a running sequence as many of its remaining tokens as budget and blocks allow."""
-        if sequence.state is not State.RUNNING:  # preempted earlier in this step
-            return
-        count = min(sequence.remaining, step.budget, self._room(sequence, step))
-        if count > 0:
+        count = min(sequence.remaining, step.budget)
+        if sequence.computed + count > sequence.table.capacity:
+            count = min(count, self._room(sequence, step))
             sequence.table.grow(sequence.computed + count)
+        if count > 0:
             step.counts[sequence] = count
             step.budget -= count
 
     def _room(self, sequence: Sequence, step: _Step) -> int:
         """Tokens the sequence can store now. Younger sequences are preempted, youngest first, while that is none."""
         while True:
-            room = sequence.table.capacity - sequence.computed
-            if room < sequence.remaining:
-                room += self._pool.available * self._pool.block_size
+            blocks = len(sequence.table) + self._pool.available
+            room = blocks * self._pool.block_size - sequence.computed
             youngest = self._running.youngest()
             if room > 0 or youngest is sequence:
                 return room
@@ -214,7 +212,7 @@ class Scheduler:
         sequence.computed = 0
         self._waiting.add(sequence)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: _Step, prefills: list[Sequence]) -> None:
         """Start waiting sequences, oldest first, each with room for all its tokens.
 
         One that has to wait is passed over until it is overdue. From then on nothing younger takes the blocks or, if a
@@ -223,7 +221,6 @@ class Scheduler:
         if not self._waiting:
             return
         now = self._clock()
-        prefilling = [sequence for sequence in self._running if sequence.remaining > 1]
         # Blocks not promised to anybody: running sequences still need some for the tokens they have.
         spare = self._pool.available - sum(s.table.missing(len(s.tokens)) for s in self._running)
         draining = False
@@ -235,7 +232,7 @@ class Scheduler:
                 draining = draining or overdue
                 continue
             blocks = sequence.table.match() if sequence.takes_prefix_hits else []
-            if not overdue and self._in_the_making(sequence, len(blocks), prefilling):
+            if not overdue and self._in_the_making(sequence, len(blocks), prefills):
                 continue
             cost = sequence.table.missing(len(sequence.tokens)) - sum(map(self._pool.in_use, blocks))
             # One block of headroom for each running sequence, or the next few decodes would preempt the newcomer.
@@ -246,12 +243,12 @@ class Scheduler:
             spare -= cost
             self._start(sequence, blocks)
             self._continue(sequence, step)
-            prefilling.append(sequence)
+            prefills.append(sequence)
 
-    def _in_the_making(self, sequence: Sequence, matched: int, prefilling: list[Sequence]) -> bool:
+    def _in_the_making(self, sequence: Sequence, matched: int, prefills: list[Sequence]) -> bool:
         """Whether a running sequence is computing the very block this one needs next: waiting gets it for nothing."""
         key = sequence.table.next_key(matched) if sequence.takes_prefix_hits else None
-        return key is not None and any(other.table.will_publish(matched, key) for other in prefilling)
+        return key is not None and any(other.table.will_publish(matched, key) for other in prefills)
 
     def _start(self, sequence: Sequence, blocks: list[int]) -> None:
         self._waiting.remove(sequence)
@@ -279,13 +276,13 @@ class Scheduler:
 
     def _advance(self, chunk: Chunk, sampled: Sampled | None) -> StepOutput | None:
         sequence = chunk.sequence
-        sequence.computed = chunk.start + chunk.count
+        sequence.computed = chunk.start + len(chunk.token_ids)
         sequence.table.publish(sequence.computed)
         if sampled is not None:
             sequence.tokens.append(sampled.token_id)
         elif sequence.remaining > 0:
             return None
-        reason: FinishReason | None = sequence.finish_reason(self._eos, self._limits.max_context)
+        reason, stop_token = sequence.ending(self._eos, self._max_context)
         if reason is not None:
             self._finish(sequence)
         return StepOutput(
@@ -294,7 +291,7 @@ class Scheduler:
             logprobs=() if sampled is None or sampled.logprob is None else (sampled.logprob,),
             cached_tokens=_cached(sequence),
             finish_reason=reason,
-            stop_token=sequence.stop_token(self._eos) if reason == "stop" else None,
+            stop_token=stop_token,
         )
 
     def _finish(self, sequence: Sequence) -> None:

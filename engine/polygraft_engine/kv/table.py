@@ -15,24 +15,21 @@ class BlockTable:
     token (`hashing.root_key`); None keeps every block private.
     """
 
-    __slots__ = ("_blocks", "_keys", "_pool", "_published", "_root", "_tokens", "_view")
+    __slots__ = ("_blocks", "_keys", "_pool", "_published", "_root", "_tokens", "_view", "capacity")
 
     def __init__(self, pool: BlockPool, tokens: list[int], root: bytes | None) -> None:
         self._pool = pool
         self._tokens = tokens
         self._root = root
         self._blocks: list[int] = []
+        self.capacity = 0
+        """Tokens that the blocks held can store."""
         self._view: tuple[int, ...] | None = ()
         self._keys: list[bytes] = []
         self._published = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the blocks held can store."""
-        return len(self._blocks) * self._pool.block_size
 
     def missing(self, tokens: int) -> int:
         """Blocks still to allocate before `tokens` tokens can be stored."""
@@ -50,7 +47,7 @@ class BlockTable:
         """Allocate until `tokens` tokens can be stored; the pool must have the blocks available."""
         if tokens > self.capacity:
             self._blocks.extend(self._pool.allocate() for _ in range(self.missing(tokens)))
-            self._view = None
+            self._resized()
 
     def match(self) -> list[int]:
         """The blocks of the longest prefix in the pool, which leaves at least the last token to compute.
@@ -72,7 +69,7 @@ class BlockTable:
             self._pool.acquire(block)
             self._blocks.append(block)
         self._published = len(self._blocks)
-        self._view = None
+        self._resized()
 
     def publish(self, computed: int) -> None:
         """Share the blocks that the first `computed` tokens fill."""
@@ -93,8 +90,12 @@ class BlockTable:
         for block in reversed(self._blocks):
             self._pool.release(block)
         self._blocks.clear()
-        self._view = ()
         self._published = 0
+        self._resized()
+
+    def _resized(self) -> None:
+        self.capacity = len(self._blocks) * self._pool.block_size
+        self._view = None
 
     def _shareable(self, tokens: int) -> int:
         return 0 if self._root is None else tokens // self._pool.block_size
