@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from polygraft.demo import DemoModelError, build_demo_model
@@ -34,6 +35,6 @@ def demo_model(
         try:
             folder = build_demo_model(directory, wheel, on_progress=show)
         except DemoModelError as error:
-            console.print(f"[red]error:[/red] {error}", highlight=False)
+            console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(code=1) from error
     typer.echo(folder)
