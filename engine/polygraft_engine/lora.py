@@ -1,0 +1,100 @@
+"""The adapter slots of every linear layer: AdapterWeights in, LoraBanks that the decoder's layers compute with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polygraft_adapters.types import ModuleKey
+from polygraft_adapters.weights import AdapterWeights
+from polygraft_engine.models.architecture import ModelSpec
+from polygraft_kernels.api import Backend, LoraBank, LoraPair
+
+PROJECTIONS = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""Fused projection -> the adapter targets that are its segments, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBanks:
+    """One layer's banks, one per fused projection."""
+
+    qkv: LoraBank
+    o: LoraBank
+    gate_up: LoraBank
+    down: LoraBank
+
+
+class AdapterBanks:
+    """All layers' banks, filled slot by slot.
+
+    Which adapter belongs into which slot, and when a slot may be overwritten, is the scheduler's to say; this class
+    knows what was written. Adapters are copied and never changed, so one that left can come back.
+    """
+
+    def __init__(self, backend: Backend, spec: ModelSpec, num_slots: int, dtype: torch.dtype) -> None:
+        shapes = spec.module_shapes("").shapes
+
+        def bank(projection: str) -> LoraBank:
+            targets = PROJECTIONS[projection]
+            segments = [shapes[target][0] for target in targets]
+            return backend.lora_bank(shapes[targets[0]][1], segments, num_slots, dtype)
+
+        self.layers = tuple(
+            LayerBanks(bank("qkv"), bank("o"), bank("gate_up"), bank("down")) for _ in range(spec.layers)
+        )
+        self._resident: list[str | None] = [None] * num_slots
+        self._loads = 0
+
+    @property
+    def resident(self) -> tuple[str | None, ...]:
+        """Digest per slot."""
+        return tuple(self._resident)
+
+    @property
+    def loads(self) -> int:
+        """How many adapters have been written so far."""
+        return self._loads
+
+    def holds(self, slot: int, digest: str) -> bool:
+        """Whether `slot` holds the adapter `digest`, whole."""
+        return self._resident[slot] == digest
+
+    def load(self, slot: int, digest: str, weights: AdapterWeights) -> None:
+        """Make `slot` hold exactly `weights`: what the adapter lacks is cleared. On an error the slot is left empty."""
+        self._resident[slot] = None
+        try:
+            for index, layer in enumerate(self.layers):
+                for projection, targets in PROJECTIONS.items():
+                    pairs = [_pair(weights, ModuleKey(index, target)) for target in targets]
+                    bank: LoraBank = getattr(layer, projection)
+                    if any(pair is not None for pair in pairs):
+                        bank.load(slot, pairs)
+                    else:
+                        bank.clear(slot)
+        except Exception:
+            self._clear(slot)
+            raise
+        self._resident[slot] = digest
+        self._loads += 1
+
+    def check(self) -> None:
+        """Assert every bank's own invariants."""
+        for layer in self.layers:
+            for projection in PROJECTIONS:
+                getattr(layer, projection).check()
+
+    def _clear(self, slot: int) -> None:
+        for layer in self.layers:
+            for projection in PROJECTIONS:
+                getattr(layer, projection).clear(slot)
+
+
+def _pair(weights: AdapterWeights, key: ModuleKey) -> LoraPair | None:
+    delta = weights.pairs.get(key)
+    return None if delta is None else LoraPair(delta.a, delta.b, delta.scale)

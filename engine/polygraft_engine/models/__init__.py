@@ -1,0 +1,1 @@
+"""One decoder, described by a table of architectures; reading it from a Hugging Face folder."""

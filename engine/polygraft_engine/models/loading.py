@@ -1,0 +1,124 @@
+"""From a folder or a Hub id to a Decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from torch import Tensor
+
+from polygraft_adapters.inspection import describe_model_folder_problem
+from polygraft_engine.lora import AdapterBanks, LayerBanks
+from polygraft_engine.models.architecture import ModelSpec
+from polygraft_engine.models.checkpoint import Checkpoint, module_path
+from polygraft_engine.models.decoder import Decoder
+from polygraft_engine.models.errors import ModelError
+from polygraft_engine.models.rope import rope_table
+from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear
+
+Progress = Callable[[int, int], None]
+"""Called with (layers done, layers in all) while a model loads."""
+
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def no_progress(done: int, total: int) -> None:
+    """The Progress of those who do not watch."""
+
+
+def resolve_model(model: str) -> Path:
+    """The local folder of `model`: a path, or else a Hub id that is downloaded unless it is cached already.
+
+    Raises ModelError that says what the path contains and what to do.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        problem = describe_model_folder_problem(path)
+        if problem is not None:
+            raise ModelError(problem)
+        return path
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ModelError(f"{model} does not exist; give a model folder, or a Hub id like org/name")
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS))
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
+        raise ModelError(
+            f"{model} is neither a local folder nor in the Hub cache, and the Hub cannot be reached: "
+            f"{_first_line(error)}; give the path of a model folder"
+        ) from None
+    except (HFValidationError, HfHubHTTPError) as error:
+        raise ModelError(f"{model} is no local folder, and the Hub does not serve it: {_first_line(error)}") from None
+
+
+def load_decoder(
+    folder: Path,
+    spec: ModelSpec,
+    backend: Backend,
+    dtype: torch.dtype,
+    banks: AdapterBanks,
+    max_positions: int,
+    on_progress: Progress = no_progress,
+) -> Decoder:
+    """Read and pack the weights layer by layer, so that never more than one layer is held twice.
+
+    Raises ModelError when the files do not hold exactly this model.
+    """
+    with Checkpoint(folder, spec) as checkpoint, torch.no_grad():
+        layers: list[DecoderLayer] = []
+        on_progress(0, spec.layers)
+        for index, layer_banks in enumerate(banks.layers):
+            layers.append(_load_layer(checkpoint, spec, index, layer_banks, backend, dtype))
+            on_progress(index + 1, spec.layers)
+        embedding = checkpoint.take("model.embed_tokens.weight", dtype).to(backend.device, copy=True)
+        head = embedding if spec.tied else checkpoint.take("lm_head.weight", dtype)
+        decoder = Decoder(
+            spec=spec,
+            backend=backend,
+            dtype=dtype,
+            embedding=embedding,
+            layers=tuple(layers),
+            norm=checkpoint.take("model.norm.weight", dtype).to(backend.device, copy=True),
+            head=backend.pack_linear(head),
+            rope=rope_table(spec.rope, spec.head_dim, max_positions).to(backend.device),
+        )
+        checkpoint.finish()
+    return decoder
+
+
+def _load_layer(
+    checkpoint: Checkpoint, spec: ModelSpec, index: int, banks: LayerBanks, backend: Backend, dtype: torch.dtype
+) -> DecoderLayer:
+    prefix = f"model.layers.{index}"
+
+    def vector(name: str) -> Tensor:
+        # a copy, so that no memory-mapped page outlives the file
+        return checkpoint.take(f"{prefix}.{name}.weight", dtype).to(backend.device, copy=True)
+
+    def linear(targets: tuple[str, ...], biased: bool, bank: LoraBank) -> LoraLinear:
+        modules = [f"{prefix}.{module_path(target)}" for target in targets]
+        weight = torch.cat([checkpoint.take(f"{module}.weight", dtype) for module in modules])
+        bias = torch.cat([checkpoint.take(f"{module}.bias", dtype) for module in modules]) if biased else None
+        return LoraLinear(backend.pack_linear(weight, bias), bank)
+
+    return DecoderLayer(
+        input_norm=vector("input_layernorm"),
+        qkv=linear(("q_proj", "k_proj", "v_proj"), spec.qkv_bias, banks.qkv),
+        q_norm=vector("self_attn.q_norm") if spec.qk_norm else None,
+        k_norm=vector("self_attn.k_norm") if spec.qk_norm else None,
+        o=linear(("o_proj",), spec.o_bias, banks.o),
+        post_norm=vector("post_attention_layernorm"),
+        gate_up=linear(("gate_proj", "up_proj"), spec.mlp_bias, banks.gate_up),
+        down=linear(("down_proj",), spec.mlp_bias, banks.down),
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        eps=spec.eps,
+        window=spec.windows[index],
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

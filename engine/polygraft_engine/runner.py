@@ -1,0 +1,51 @@
+"""Runs a Batch: the decoder's forward pass, then tokens and scores from its hidden rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from polygraft_engine.batch import Batch, Scored
+from polygraft_engine.models.decoder import Decoder
+from polygraft_engine.plan import Sampled
+from polygraft_engine.sampler import Sampler, score
+from polygraft_engine.types import TokenLogprob
+from polygraft_kernels.api import KVCache
+
+SCORED_ROWS = 64
+"""Prompt rows whose logits exist at once, so that scoring a long prompt takes little memory."""
+
+
+class Runner:
+    """The decoder, its KV caches and the sampler."""
+
+    def __init__(self, decoder: Decoder, caches: Sequence[KVCache], sampler: Sampler) -> None:
+        self._decoder = decoder
+        self._caches = tuple(caches)
+        self._sampler = sampler
+
+    def forward(self, batch: Batch) -> Tensor:
+        """One forward pass: hidden rows [T, K]."""
+        return self._decoder.forward(batch.token_ids, batch.step, self._caches)
+
+    def sample(self, batch: Batch, hidden: Tensor) -> list[Sampled | None]:
+        """One token per chunk of `batch.sampling`; None where the model's numbers are not finite."""
+        if not batch.sampling:
+            return []
+        logits = self._decoder.logits(hidden[batch.sample_rows])
+        return self._sampler.sample(logits, [chunk.sequence for chunk in batch.sampling])
+
+    def score(self, batch: Batch, hidden: Tensor) -> Iterator[tuple[Scored, list[TokenLogprob] | None]]:
+        """Logprobs of the prompt tokens in `batch.scored`; None where the model's numbers are not finite."""
+        for scored in batch.scored:
+            entries: list[TokenLogprob] = []
+            top = scored.chunk.sequence.generation.params.prompt_logprobs
+            assert top is not None, "only sequences that ask are scored"
+            for begin in range(0, len(scored.targets), SCORED_ROWS):
+                targets = scored.targets[begin : begin + SCORED_ROWS]
+                first = scored.first + begin
+                logits = self._decoder.logits(hidden[first : first + len(targets)])
+                entries.extend(score(logits, targets, [top] * len(targets)))
+            yield scored, None if any(math.isnan(entry.logprob) for entry in entries) else entries

@@ -1,0 +1,41 @@
+"""What an engine tells about itself. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polygraft_engine.plan import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPhases:
+    """Seconds that each part of one step took."""
+
+    schedule: float = 0.0
+    load: float = 0.0
+    """Writing adapters into slots."""
+    batch: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    """Head, sampling and logprobs."""
+    commit: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.schedule + self.load + self.batch + self.forward + self.sample + self.commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges (now) and counters (since the start)."""
+
+    scheduler: SchedulerStats
+    forward_passes: int
+    computed_tokens: int
+    """Token rows that went through the decoder."""
+    sampled_tokens: int
+    failed_steps: int
+    """Forward passes that raised."""
+    step_seconds: float
+    """Sum over all steps."""
+    last_step: StepPhases
