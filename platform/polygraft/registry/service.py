@@ -1,0 +1,79 @@
+"""The registry: model names to digests."""
+
+from __future__ import annotations
+
+import re
+
+from polygraft.db import Database
+from polygraft.errors import model_not_found, unavailable
+from polygraft.registry import repository
+from polygraft.registry.catalog import Catalog
+from polygraft.registry.types import ModelEntry, ResolvedModel
+from polygraft.tenancy.principal import Principal
+
+_VERSIONED = re.compile(r"(?P<name>[^@]+)@v(?P<version>[1-9][0-9]{0,8})")
+
+
+class Registry:
+    """Resolves names for the OpenAI routes (ModelResolver). Opens and closes its own short transactions."""
+
+    def __init__(self, database: Database, catalog: Catalog) -> None:
+        self._database = database
+        self._catalog = catalog
+        self.complete = False
+        """Whether the adapters of the options have been registered; until then an unknown name may still come."""
+
+    async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
+        """See ModelResolver."""
+        if name in self._catalog.now.cards:
+            self._require_worker(name)
+            return ResolvedModel(requested=name, base=name, digest=None, adapter=None, version=None)
+        if not self.complete or not self._catalog.now.cards:
+            raise unavailable("The model is being loaded.", retry_after=2)
+        if principal.tenant_id is None:
+            raise model_not_found(name)
+        versioned = _VERSIONED.fullmatch(name)
+        wanted, version = (name, None) if versioned is None else (versioned["name"], int(versioned["version"]))
+        async with self._database.transaction() as session:
+            found = await repository.served_version(session, principal.tenant_id, wanted, version)
+        if found is None:
+            raise model_not_found(name)
+        adapter, served = found
+        self._require_worker(adapter.base_model)
+        return ResolvedModel(
+            requested=name,
+            base=adapter.base_model,
+            digest=served.digest,
+            adapter=adapter.name,
+            version=served.version,
+        )
+
+    async def list_models(self, principal: Principal) -> list[ModelEntry]:
+        """See ModelResolver."""
+        now = self._catalog.now
+        live = {name: now.cards[name] for name in now.ready_models()}
+        entries = [
+            ModelEntry(
+                id=card.name, created=card.created, owned_by="polygraft", parent=None, max_model_len=card.max_model_len
+            )
+            for card in live.values()
+        ]
+        if principal.tenant_id is None:
+            return entries
+        async with self._database.transaction() as session:
+            adapters = await repository.served_adapters(session, principal.tenant_id)
+        return entries + [
+            ModelEntry(
+                id=adapter.name,
+                created=int(adapter.created_at.timestamp()),
+                owned_by=principal.tenant_name if principal.tenant_name is not None else principal.tenant_id,
+                parent=adapter.base_model,
+                max_model_len=live[adapter.base_model].max_model_len,
+            )
+            for adapter in adapters
+            if adapter.base_model in live
+        ]
+
+    def _require_worker(self, base: str) -> None:
+        if not self._catalog.now.serving(base):
+            raise unavailable(f"No worker is ready to serve `{base}` just now.", retry_after=2)

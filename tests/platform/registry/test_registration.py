@@ -1,0 +1,116 @@
+"""The adapters of the command line become versions under names, or all of them are refused together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polygraft.card import ModelCard
+from polygraft.db import Database, Tenant
+from polygraft.errors import ConfigError
+from polygraft.registry import repository
+from polygraft.registry.options import AdapterOption
+from polygraft.registry.registration import register_options, retire_options, warnings_of
+from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleShapes, Problem
+
+
+class Blobs:
+    """Remembers what was stored."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, str]] = []
+
+    def put_adapter(self, folder: Path, digest: str) -> None:
+        self.stored.append((folder.name, digest))
+
+
+def inspect(path: Path, modules: ModuleShapes, max_rank: int) -> AdapterInfo:
+    """A folder's name decides: `bad…` is refused, else what precedes the dash is the content."""
+    if path.name.startswith("bad"):
+        raise AdapterError([Problem("q_proj", f"wrong in {path.name}"), Problem("r", f"rank 99 > limit {max_rank}")])
+    content = path.name.partition("-")[0]
+    return AdapterInfo(
+        digest=f"sha256:{content}",
+        rank=8,
+        scale=2.0,
+        targets=("q_proj",),
+        size_bytes=100,
+        base_model=None,
+        warnings=("another base",) if content == "odd" else (),
+    )
+
+
+@pytest.fixture
+def blobs() -> Blobs:
+    return Blobs()
+
+
+@pytest.fixture
+async def register(database: Database, card: ModelCard, blobs: Blobs) -> Any:
+    """register(name="folder", …) as the option list of one start."""
+    async with database.transaction() as session:
+        tenant = Tenant(name="default")
+        session.add(tenant)
+
+    async def start(**options: str) -> Any:
+        listed = [AdapterOption(name, Path(folder)) for name, folder in options.items()]
+        return await register_options(database, blobs, tenant.id, card, listed, inspect)
+
+    start.tenant_id = tenant.id  # type: ignore[attr-defined]
+    return start
+
+
+async def served(database: Database, tenant_id: str) -> dict[str, tuple[int, str]]:
+    async with database.transaction() as session:
+        found = {}
+        for adapter in await repository.served_adapters(session, tenant_id):
+            row = await repository.served_version(session, tenant_id, adapter.name, None)
+            assert row is not None
+            found[adapter.name] = (row[1].version, row[1].digest)
+        return found
+
+
+async def test_names_serve_their_contents_which_are_stored_by_digest(
+    database: Database, register: Any, blobs: Blobs
+) -> None:
+    await register(pirate="p", haiku="h")
+    assert await served(database, register.tenant_id) == {"pirate": (1, "sha256:p"), "haiku": (1, "sha256:h")}
+    assert blobs.stored == [("p", "sha256:p"), ("h", "sha256:h")]
+
+
+async def test_the_same_contents_are_the_same_version_and_others_the_next(database: Database, register: Any) -> None:
+    await register(a="x")
+    await register(a="x-copy")
+    assert await served(database, register.tenant_id) == {"a": (1, "sha256:x")}
+    await register(a="y")
+    assert await served(database, register.tenant_id) == {"a": (2, "sha256:y")}
+    await register(a="x")
+    assert await served(database, register.tenant_id) == {"a": (1, "sha256:x")}
+
+
+async def test_an_adapter_lives_as_long_as_its_option(database: Database, register: Any) -> None:
+    await register(a="x", b="y")
+    await register(b="y")
+    assert await served(database, register.tenant_id) == {"b": (1, "sha256:y")}
+    await retire_options(database, register.tenant_id)
+    assert await served(database, register.tenant_id) == {}
+    await register(a="x")
+    assert await served(database, register.tenant_id) == {"a": (1, "sha256:x")}
+
+
+async def test_every_bad_adapter_is_named_with_all_of_its_problems_and_none_is_registered(
+    database: Database, register: Any, blobs: Blobs
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await register(good="g", one="bad1", two="bad2")
+    for piece in ("'one'", "wrong in bad1", "'two'", "wrong in bad2", "rank 99 > limit 16"):
+        assert piece in str(caught.value)
+    assert "'good'" not in str(caught.value)
+    assert await served(database, register.tenant_id) == {}
+    assert blobs.stored == []
+
+
+async def test_the_same_contents_under_two_names_are_served_with_a_warning(database: Database, register: Any) -> None:
+    checked = await register(a="x", b="x-again", c="odd")
+    assert set(await served(database, register.tenant_id)) == {"a", "b", "c"}
+    assert warnings_of(checked) == ["c: another base", "b: the same contents as a"]
