@@ -10,10 +10,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from torch import Tensor
 
-from polygraft_adapters.inspection import describe_model_folder_problem
+from polygraft_adapters import describe_model_folder_problem
 from polygraft_engine.lora import AdapterBanks, LayerBanks
 from polygraft_engine.models.architecture import ModelSpec
-from polygraft_engine.models.checkpoint import Checkpoint, module_path
+from polygraft_engine.models.checkpoint import SHOWN, Checkpoint, module_path
 from polygraft_engine.models.decoder import Decoder
 from polygraft_engine.models.errors import ModelError
 from polygraft_engine.models.rope import rope_table
@@ -36,9 +36,10 @@ def resolve_model(model: str) -> Path:
     """
     path = Path(model).expanduser()
     if path.exists():
-        problem = describe_model_folder_problem(path)
-        if problem is not None:
-            raise ModelError(problem)
+        for describe in (describe_model_folder_problem, _folder_problem):
+            problem = describe(path)
+            if problem is not None:
+                raise ModelError(problem)
         return path
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ModelError(f"{model} does not exist; give a model folder, or a Hub id like org/name")
@@ -118,6 +119,20 @@ def _load_layer(
         eps=spec.eps,
         window=spec.windows[index],
     )
+
+
+def _folder_problem(path: Path) -> str | None:
+    """Why `path` is no model folder, with what it is instead; None when it looks like one."""
+    if path.is_file():
+        return f"{path} is a file; give the folder that holds config.json and the weights"
+    if (path / "config.json").is_file():
+        return None
+    inner = sorted(config.parent.name for config in path.glob("*/config.json"))
+    if inner:
+        return f"{path} has no config.json, but its folders {', '.join(inner[:SHOWN])} do; give one of them"
+    present = sorted(entry.name for entry in path.iterdir())
+    what = f"it contains {', '.join(present[:SHOWN])}" if present else "it is empty"
+    return f"{path} has no config.json, so it is no Hugging Face model folder; {what}"
 
 
 def _first_line(error: Exception) -> str:
