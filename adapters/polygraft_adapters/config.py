@@ -1,0 +1,180 @@
+"""adapter_config.json, read as PEFT reads it (peft 0.21, `LoraConfig`): what matters to the maths, and what we refuse.
+
+The tensors in the file are the truth about which modules an adapter touches. target_modules, exclude_modules,
+layers_to_transform and layers_pattern only say what training aimed at; they are checked for their types, and a list
+of target_modules is compared with the tensors for a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from polygraft_adapters.header import shown
+from polygraft_adapters.patterns import Patterns, compile_patterns
+from polygraft_adapters.types import Problem
+from polygraft_adapters.unsupported import unsupported_fields
+
+CONFIG_NAME = "adapter_config.json"
+MAX_CONFIG_BYTES = 8 * 1024 * 1024
+MAX_RANK = 2**31 - 1
+MAX_SCALE = 3.4e38
+"""What float32 holds; kernels take the scale as a float32."""
+
+_DEFAULT_R = 8
+_DEFAULT_ALPHA = 8
+_T = TypeVar("_T")
+
+
+class _Wrong(Exception):
+    """A value that a field cannot have; the text continues "r "."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """The fields that change what an adapter computes, and the two that are worth a warning."""
+
+    r: int
+    alpha: float
+    use_rslora: bool
+    rank_pattern: Patterns[int]
+    alpha_pattern: Patterns[float]
+    use_dora: bool
+    target_modules: tuple[str, ...] | None
+    """None where the config gives no list: nothing to compare the tensors with."""
+    base_model: str | None
+
+    def rank(self, module: str) -> int:
+        """The rank of a module, by its dotted name within the base model (`model.layers.0.self_attn.q_proj`)."""
+        return self.rank_pattern.value(module, self.r)
+
+    def scale(self, module: str) -> float:
+        """alpha / r, or alpha / sqrt(r) with use_rslora, with the module's own rank and alpha."""
+        return self._scale(self.alpha_pattern.value(module, self.alpha), self.rank(module))
+
+    @property
+    def default_scale(self) -> float:
+        """The scale of a module that no pattern matches."""
+        return self._scale(self.alpha, self.r)
+
+    def _scale(self, alpha: float, rank: int) -> float:
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def parse_config(raw: bytes) -> tuple[LoraSettings | None, list[Problem]]:
+    """The settings, and every problem of the config: fields with impossible values and features that are not served.
+
+    Settings are None when a field that the maths needs is impossible; then at least one problem says so.
+    """
+    try:
+        config = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return None, [Problem(CONFIG_NAME, f"is not valid JSON: {shown(str(error))}")]
+    if not isinstance(config, dict):
+        return None, [Problem(CONFIG_NAME, "is not a JSON object")]
+    reader = _Reader(config)
+    r = reader.read("r", _DEFAULT_R, _rank)
+    alpha = reader.read("lora_alpha", float(_DEFAULT_ALPHA), _alpha)
+    use_rslora = reader.read("use_rslora", False, _boolean)
+    ranks = reader.read("rank_pattern", _rank_patterns({}), _rank_patterns)
+    alphas = reader.read("alpha_pattern", _alpha_patterns({}), _alpha_patterns)
+    use_dora = reader.read("use_dora", False, _boolean)
+    targets = reader.read("target_modules", None, _targets)
+    base_model = reader.read("base_model_name_or_path", None, _string)
+    reader.read("exclude_modules", None, _targets)
+    reader.read("layers_to_transform", None, _layers)
+    reader.read("layers_pattern", None, _targets)
+    settings = LoraSettings(r, alpha, use_rslora, ranks, alphas, use_dora, targets, base_model)
+    return (None if reader.problems else settings), [*reader.problems, *unsupported_fields(config)]
+
+
+class _Reader:
+    """Takes fields out of a config and keeps what is wrong with them. Null means the default, as does absence."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self.problems: list[Problem] = []
+
+    def read(self, field: str, default: _T, convert: Callable[[Any], _T]) -> _T:
+        value = self._config.get(field)
+        if value is None:
+            return default
+        try:
+            return convert(value)
+        except (_Wrong, ValueError) as error:
+            self.problems.append(Problem(field, str(error)))
+            return default
+
+
+def _rank(value: Any) -> int:
+    if type(value) is not int:
+        raise _Wrong(f"is {_say(value)}, not a whole number")
+    if not 0 < value <= MAX_RANK:
+        raise _Wrong(f"is {_say(value)}; a rank is at least 1" + (f" and at most {MAX_RANK}" if value > 0 else ""))
+    return value
+
+
+def _alpha(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise _Wrong(f"is {_say(value)}, not a number")
+    if type(value) is float and not math.isfinite(value):
+        raise _Wrong(f"is {_say(value)}, not a finite number")
+    if abs(value) > MAX_SCALE:
+        raise _Wrong(f"is {_say(value)}, more than float32 can hold")
+    return float(value)
+
+
+def _rank_patterns(value: Any) -> Patterns[int]:
+    return compile_patterns(_each(value, _rank))
+
+
+def _alpha_patterns(value: Any) -> Patterns[float]:
+    return compile_patterns(_each(value, _alpha))
+
+
+def _each(value: Any, convert: Callable[[Any], _T]) -> dict[str, _T]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"is {_say(value)}, not an object of module names or expressions")
+    converted = {}
+    for key, item in value.items():
+        try:
+            converted[key] = convert(item)
+        except _Wrong as error:
+            raise _Wrong(f"[{shown(key)!r}] {error}") from error
+    return converted
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong(f"is {_say(value)}, not true or false")
+    return value
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Wrong(f"is {_say(value)}, not a string")
+    return value
+
+
+def _targets(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, str):  # a regular expression, or the word all-linear: the tensors tell what it matched
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _Wrong(f"is {_say(value)}, neither a string nor a list of strings")
+    return tuple(value)
+
+
+def _layers(value: Any) -> None:
+    items = value if isinstance(value, list) else [value]
+    if not all(type(item) is int for item in items):
+        raise _Wrong(f"is {_say(value)}, neither a whole number nor a list of them")
+
+
+def _say(value: Any) -> str:
+    try:
+        return shown(json.dumps(value))
+    except ValueError:  # a whole number of more digits than Python will print
+        return "an enormous number"

@@ -1,0 +1,98 @@
+"""Checking an adapter in full but for the finiteness of its values, without torch and without holding it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from polygraft_adapters.binding import BoundModule, bind
+from polygraft_adapters.config import LoraSettings, parse_config
+from polygraft_adapters.digest import ContentsDigest
+from polygraft_adapters.folder import open_folder
+from polygraft_adapters.header import TensorEntry, read_header, shown
+from polygraft_adapters.types import TARGETS, AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAdapter:
+    """An adapter whose every tensor has its place, with the file of its weights still open to read them from."""
+
+    settings: LoraSettings
+    entries: tuple[TensorEntry, ...]
+    modules: Mapping[ModuleKey, BoundModule]
+    warnings: tuple[str, ...]
+    stream: BinaryIO
+
+    def read(self, entry: TensorEntry) -> Iterator[bytes]:
+        """A tensor's bytes in pieces. Raises AdapterError when the file has become shorter since it was checked."""
+        self.stream.seek(entry.start)
+        left = entry.nbytes
+        while left > 0:
+            chunk = self.stream.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise AdapterError([Problem(shown(entry.name), "the file became shorter while it was read")])
+            left -= len(chunk)
+            yield chunk
+
+    def info(self, digest: str) -> AdapterInfo:
+        present = {key.target for key in self.modules}
+        return AdapterInfo(
+            digest=digest,
+            rank=max(module.rank for module in self.modules.values()),
+            scale=self.settings.default_scale,
+            targets=tuple(target for target in TARGETS if target in present),
+            size_bytes=sum(entry.nbytes for entry in self.entries),
+            base_model=self.settings.base_model,
+            warnings=self.warnings,
+        )
+
+
+def inspect_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> AdapterInfo:
+    """Check the PEFT folder at `path` against a base model.
+
+    Raises AdapterError with everything that is wrong. Only the values themselves are not looked at: an adapter with
+    NaN passes here and is refused by `load_adapter`.
+    """
+    with checked_adapter(path, modules, max_rank) as adapter:
+        digest = ContentsDigest(adapter.settings)
+        for entry in adapter.entries:
+            digest.add(entry, adapter.read(entry))
+        return adapter.info(digest.value())
+
+
+@contextmanager
+def checked_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> Iterator[CheckedAdapter]:
+    """Check a folder and keep its weights open, so that what is read next is the very file that was checked."""
+    folder = open_folder(path)
+    settings, problems = parse_config(folder.config)
+    try:
+        with folder.weights.open("rb") as stream:
+            try:
+                entries = read_header(stream, folder.weights.name)
+            except AdapterError as error:
+                raise AdapterError([*problems, *error.problems]) from error
+            if settings is None:
+                raise AdapterError(problems)
+            binding = bind(entries, settings, modules, max_rank)
+            if problems or binding.problems:
+                raise AdapterError([*problems, *binding.problems])
+            warnings = (*folder.warnings, *_base_warnings(settings.base_model, modules.base_model), *binding.warnings)
+            yield CheckedAdapter(settings, entries, binding.modules, warnings, stream)
+    except OSError as error:
+        raise AdapterError([Problem(folder.weights.name, f"cannot be read: {error.strerror}")]) from error
+
+
+def _base_warnings(trained_on: str | None, served: str) -> list[str]:
+    """Names differ for good reasons (paths, quantised copies), so that only the last part is compared."""
+    if trained_on is None or _last_part(trained_on) == _last_part(served):
+        return []
+    return [f"the adapter was trained on {shown(trained_on)} and the model served is {served}; their shapes agree"]
+
+
+def _last_part(name: str) -> str:
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2].casefold()
