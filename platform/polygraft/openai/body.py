@@ -1,0 +1,56 @@
+"""Reading a request's JSON: capped, strict, and never a 5xx for what a client sent."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from polygraft.errors import ApiError, bad_request
+from polygraft.openai.errors import explain
+from polygraft.openai.unsupported import refuse_unsupported
+
+MAX_BODY = 16 * 2**20
+"""Bytes."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """The request's body as `model`; null means absent in every field of the body itself.
+
+    Raises ApiError: 400 for anything that is no such object, 413 past MAX_BODY.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise bad_request("The header Content-Type must be application/json.")
+    return parse(await _read(request), model)
+
+
+def parse(raw: bytes, model: type[Model]) -> Model:
+    """`raw` as `model`. Raises ApiError 400."""
+    try:
+        body = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.") from None
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if value is not None}
+        refuse_unsupported(body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False, include_input=False)) from None
+
+
+async def _read(request: Request) -> bytes:
+    received = bytearray()
+    try:
+        async for part in request.stream():
+            received += part
+            if len(received) > MAX_BODY:
+                raise ApiError(413, f"The body is larger than {MAX_BODY} bytes.", code="too_large")
+    except ClientDisconnect:
+        raise bad_request("The body ended early.") from None
+    return bytes(received)

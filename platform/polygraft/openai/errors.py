@@ -1,0 +1,93 @@
+"""Every failure as OpenAI's error body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from polygraft.errors import ApiError, bad_request
+
+log = structlog.get_logger(__name__)
+
+_PLACES = frozenset({"body", "query", "path", "header", "cookie"})
+_NAMED = re.compile(r"`(\w+)`")
+_COUNT = re.compile(r" after validation, not \d+$")
+_SUBJECT = re.compile(r"^(?:Input|List|String|Dictionary|Value) should ")
+
+
+def internal_error() -> ApiError:
+    """500 without any detail: what went wrong is for the log."""
+    return ApiError(500, "internal error", type="server_error")
+
+
+def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """400 from pydantic's `errors`: the first one, told of the field as the client wrote it (`messages[0].role`)."""
+    first = errors[0]
+    param = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif param or part not in _PLACES:
+            param += f".{part}" if param else str(part)
+    if first["type"] == "missing":
+        problem = "is required"
+    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        problem = "must be a JSON object"
+    elif first["type"] == "value_error":
+        problem = str(first["ctx"]["error"])
+    else:
+        problem = _COUNT.sub("", _SUBJECT.sub("must ", first["msg"]))
+    if param:
+        return bad_request(f"`{param}` {problem}.", param=param)
+    if named := _NAMED.match(problem):
+        return bad_request(f"{problem}.", param=named[1])
+    return bad_request(f"The body {problem}.")
+
+
+def respond(error: ApiError) -> JSONResponse:
+    """The error as an HTTP answer."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def _on_api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return respond(error)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return respond(explain(error.errors()))
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    call = f"{request.method} {request.scope['path']}"
+    if error.status_code == 404:
+        answer = ApiError(404, f"There is no route {call}.", code="not_found")
+    elif error.status_code == 405:
+        answer = ApiError(405, f"The route does not answer {call}.", code="method_not_allowed")
+    else:
+        answer = ApiError(error.status_code, str(error.detail))
+    answer.headers.update(error.headers or {})
+    return respond(answer)
+
+
+async def _on_anything(request: Request, error: Exception) -> JSONResponse:
+    log.error("request_failed", path=request.scope["path"], exc_info=error)
+    return respond(internal_error())
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Have `app` answer every failure in OpenAI's shape, and never with a stack trace."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_anything)

@@ -1,0 +1,95 @@
+"""Answers as server-sent events, one write per arrived event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from polygraft.errors import ApiError
+from polygraft.openai import wire
+from polygraft.openai.answer import Answer, failure
+from polygraft.openai.errors import internal_error
+from polygraft.queue.stream import Arrived, JobStream
+
+log = structlog.get_logger(__name__)
+
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class StreamedAnswer(Answer):
+    """The chunks of OpenAI's streams.
+
+    The 200 is sent with the first news, or with the first keep-alive: a job that fails before either gets its own
+    status. After it, an error is `data: {"error": ...}` and the stream ends without [DONE].
+    """
+
+    async def answer(self, events: JobStream, scope: Scope, receive: Receive, send: Send) -> int:
+        """See Answer."""
+        body = _Body(send, self.call.headers)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self.inference.keep_alive):
+                        arrived = await anext(events)
+                except TimeoutError:
+                    await body.write(_KEEP_ALIVE)
+                    continue
+                if (error := failure(arrived.event)) is not None:
+                    raise error
+                self.observe(arrived.event)
+                final = arrived.event.final
+                if data := self._frames(arrived):
+                    await body.write(data, last=final)
+                    if arrived.step_ended is not None:
+                        self.inference.observer.added_latency(time.time() - arrived.step_ended)
+                if final:
+                    return 200
+        except Exception as error:
+            if not body.started:
+                raise
+            if not isinstance(error, ApiError):
+                log.error("stream_failed", job=self.call.job.id, exc_info=error)
+                error = internal_error()
+            await body.write(_frame(wire.encode(error.body())), last=True)
+            return error.status
+
+    def _frames(self, arrived: Arrived) -> bytes:
+        """What an event adds to the stream; empty if it tells nothing yet."""
+        event, answer = arrived.event, self.call.format
+        frames = [_frame(wire.encode(chunk)) for delta in event.deltas for chunk in answer.chunks(delta)]
+        if event.usage is not None:
+            if self.call.include_usage:
+                frames.append(_frame(wire.encode(answer.usage_chunk(event.usage))))
+            frames.append(_DONE)
+        return b"".join(frames)
+
+
+class _Body:
+    """The response's body; its headers go out with the first write."""
+
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self.started = False
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send `data`, which holds whole events; nothing may follow the `last`."""
+        if not self.started:
+            self.started = True
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **self._headers,
+            }
+            raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+
+def _frame(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

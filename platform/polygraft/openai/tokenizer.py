@@ -1,0 +1,43 @@
+"""Text to token ids and back, as the gateway needs it: the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+_INLINE_CHARS = 8192
+"""Longer texts are encoded in a thread, so that one prompt does not hold up everybody's streams."""
+
+
+class ModelTokenizer:
+    """One model's tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path))
+        # A file saved by a training run may say to cut or pad; a server must do neither.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+        """Upper bound of the bytes of text that one token stands for."""
+
+    async def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of `text`; `special` adds what the tokenizer adds around raw text (BOS where the model has one)."""
+        if len(text) <= _INLINE_CHARS:
+            return self._encode(text, special)
+        return await asyncio.to_thread(self._encode, text, special)
+
+    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def piece(self, token: int) -> str:
+        """The vocabulary's own spelling of a token; "" for an id that the tokenizer does not know."""
+        piece: str | None = self._tokenizer.id_to_token(token)
+        return "" if piece is None else piece
