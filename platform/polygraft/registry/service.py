@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import structlog
+
 from polygraft.db import Database
 from polygraft.errors import model_not_found, unavailable
 from polygraft.registry import repository
-from polygraft.registry.catalog import Catalog
+from polygraft.registry.live import LiveModels
 from polygraft.registry.types import ModelEntry, ResolvedModel
 from polygraft.tenancy.principal import Principal
 
@@ -17,18 +19,23 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+)@v(?P<version>[1-9][0-9]{0,8})")
 class Registry:
     """Resolves names for the OpenAI routes (ModelResolver). Opens and closes its own short transactions."""
 
-    def __init__(self, database: Database, catalog: Catalog) -> None:
+    def __init__(self, database: Database, live: LiveModels) -> None:
         self._database = database
-        self._catalog = catalog
+        self._live = live
         self.complete = False
         """Whether the adapters of the options have been registered; until then an unknown name may still come."""
 
     async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
         """See ModelResolver."""
-        if name in self._catalog.now.cards:
+        found = await self._find(principal, name)
+        structlog.contextvars.bind_contextvars(model=found.base if found.label is None else found.label)
+        return found
+
+    async def _find(self, principal: Principal, name: str) -> ResolvedModel:
+        if name in self._live.now.cards:
             self._require_worker(name)
             return ResolvedModel(requested=name, base=name, digest=None, adapter=None, version=None)
-        if not self.complete or not self._catalog.now.cards:
+        if not self.complete or not self._live.now.cards:
             raise unavailable("The model is being loaded.", retry_after=2)
         if principal.tenant_id is None:
             raise model_not_found(name)
@@ -50,7 +57,7 @@ class Registry:
 
     async def list_models(self, principal: Principal) -> list[ModelEntry]:
         """See ModelResolver."""
-        now = self._catalog.now
+        now = self._live.now
         live = {name: now.cards[name] for name in now.ready_models()}
         entries = [
             ModelEntry(
@@ -75,5 +82,5 @@ class Registry:
         ]
 
     def _require_worker(self, base: str) -> None:
-        if not self._catalog.now.serving(base):
+        if not self._live.now.serving(base):
             raise unavailable(f"No worker is ready to serve `{base}` just now.", retry_after=2)

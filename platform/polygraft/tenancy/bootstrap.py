@@ -70,3 +70,11 @@ def _row(hasher: KeyHasher, tenant_id: str | None, name: str, key: str) -> ApiKe
     return ApiKey(
         tenant_id=tenant_id, name=name, key_hash=hasher.digest(key), prefix=shown_prefix(key), scopes=sorted(scopes)
     )
+
+
+def print_keys(first: Bootstrapped) -> None:
+    """Show keys that were made just now on stdout, the only time that they can be shown."""
+    made = {"admin key": first.admin_key, "key of the tenant `default`": first.tenant_key}
+    lines = [f"  {key}   {what}" for what, key in made.items() if key is not None]
+    if lines:
+        print("Made on this first start, and shown only now:", *lines, sep="\n", flush=True)  # noqa: T201

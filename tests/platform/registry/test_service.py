@@ -7,7 +7,7 @@ import pytest
 from polygraft.card import ModelCard
 from polygraft.db import Adapter, AdapterVersion, Database, Tenant
 from polygraft.errors import ApiError
-from polygraft.registry.catalog import STALLED_SECONDS, Catalog
+from polygraft.registry.live import STALLED_SECONDS, LiveModels
 from polygraft.registry.service import Registry
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
 
@@ -46,15 +46,15 @@ async def principals(database: Database) -> dict[str, Principal]:
 
 
 @pytest.fixture
-async def catalog(directory: Any) -> Catalog:
-    catalog = Catalog(directory)
-    await catalog.refresh()
-    return catalog
+async def live(directory: Any) -> LiveModels:
+    live = LiveModels(directory)
+    await live.refresh()
+    return live
 
 
 @pytest.fixture
-def registry(database: Database, catalog: Catalog) -> Registry:
-    registry = Registry(database, catalog)
+def registry(database: Database, live: LiveModels) -> Registry:
+    registry = Registry(database, live)
     registry.complete = True
     return registry
 
@@ -105,7 +105,7 @@ async def test_models_are_listed_per_tenant(registry: Registry, principals: dict
 
 @pytest.mark.parametrize("trouble", ["loading", "draining", "stalled", "nobody"])
 async def test_nothing_is_accepted_or_listed_while_no_worker_can_serve(
-    registry: Registry, catalog: Catalog, directory: Any, principals: dict[str, Principal], trouble: str
+    registry: Registry, live: LiveModels, directory: Any, principals: dict[str, Principal], trouble: str
 ) -> None:
     if trouble == "nobody":
         directory.live = []
@@ -113,7 +113,7 @@ async def test_nothing_is_accepted_or_listed_while_no_worker_can_serve(
         directory.worker(stalled=STALLED_SECONDS + 1)
     else:
         directory.worker(trouble)
-    await catalog.refresh()
+    await live.refresh()
     for name in ("base", "pirate"):
         error = await refusal(registry, principals["acme"], name)
         assert error.status == 503
@@ -124,20 +124,20 @@ async def test_nothing_is_accepted_or_listed_while_no_worker_can_serve(
 
 
 async def test_an_unknown_name_may_still_come_while_loading(
-    registry: Registry, catalog: Catalog, directory: Any, principals: dict[str, Principal]
+    registry: Registry, live: LiveModels, directory: Any, principals: dict[str, Principal]
 ) -> None:
     registry.complete = False
     assert (await refusal(registry, principals["acme"], "pirate")).status == 503
     registry.complete = True
     directory.known = {}
-    await catalog.refresh()
+    await live.refresh()
     assert (await refusal(registry, principals["acme"], "base")).status == 503
 
 
-async def test_the_catalog_says_when_the_queue_is_away(catalog: Catalog, directory: Any, card: ModelCard) -> None:
-    assert catalog.now.reachable
+async def test_the_catalog_says_when_the_queue_is_away(live: LiveModels, directory: Any, card: ModelCard) -> None:
+    assert live.now.reachable
     directory.away = True
-    away = await catalog.refresh()
+    away = await live.refresh()
     assert (away.reachable, away.ready_models()) == (False, [])
     # The model is still known: its clients hear 503, not 404.
     assert away.cards == {card.name: card}

@@ -57,12 +57,13 @@ class Snapshot:
         return [model for model in self.cards if self.serving(model)]
 
 
-class Catalog:
+class LiveModels:
     """Keeps a snapshot fresh, so that a request waits for no directory."""
 
     def __init__(self, source: DirectorySource) -> None:
         self._source = source
         self.now = Snapshot(reachable=False, cards={}, workers=(), queued=0)
+        self._changed = asyncio.Condition()
 
     async def refresh(self) -> Snapshot:
         """Read the directory. Never raises for a queue that is away: the snapshot says so."""
@@ -77,7 +78,15 @@ class Catalog:
             self.now = Snapshot(reachable=False, cards=self.now.cards, workers=(), queued=self.now.queued)
         else:
             self.now = Snapshot(reachable=reachable, cards=cards, workers=workers, queued=queued)
+        async with self._changed:
+            self._changed.notify_all()
         return self.now
+
+    async def card(self, model: str) -> ModelCard:
+        """The model's card, as soon as a worker has registered it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: model in self.now.cards)
+        return self.now.cards[model]
 
     async def keep_fresh(self) -> None:
         """Refresh for ever."""

@@ -1,0 +1,46 @@
+"""The gateway's ASGI application, out of parts that somebody else has opened."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from polygraft import health
+from polygraft.errors import unavailable
+from polygraft.health import Health
+from polygraft.metrics import Metrics
+from polygraft.openai.errors import install_error_handlers, respond
+from polygraft.openai.inference import Inference
+from polygraft.openai.routes import build_router
+from polygraft.requestlog import RequestLogMiddleware
+from polygraft.tenancy.access import AccessPolicy
+from polygraft.tenancy.middleware import AuthMiddleware
+
+
+async def _database_trouble(_: Request, __: Exception) -> JSONResponse:
+    """What a client hears of it: 503, never 401 or 500."""
+    return respond(unavailable("The database does not answer.", code="dependency_unavailable"))
+
+
+def create_app(inference: Inference, policy: AccessPolicy, health_check: Health, metrics: Metrics) -> FastAPI:
+    """Routes, errors, and around them authentication and the request log."""
+    app = FastAPI(
+        title="Polygraft",
+        version=version("polygraft"),
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would send the client to a URL made from its own Host header.
+        redirect_slashes=False,
+    )
+    install_error_handlers(app)
+    app.add_exception_handler(SQLAlchemyError, _database_trouble)
+    app.include_router(build_router(inference))
+    app.include_router(health.build_router(health_check))
+    # The last one added is the outermost.
+    app.add_middleware(AuthMiddleware, policy=policy)
+    app.add_middleware(RequestLogMiddleware, count=metrics.response)
+    return app
