@@ -3,9 +3,17 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.engine.scheduler_harness import Harness, make_generation, make_limits
 
 from polygraft_engine.types import EngineLimits, Generation
@@ -20,13 +28,13 @@ seen: Counter[str] = Counter()
 @st.composite
 def limits(draw: st.DrawFn) -> EngineLimits:
     return make_limits(
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 3, 8, 17, 64])),
+        max_num_seqs=draw(st.sampled_from([1, 3, 6])),
+        max_num_batched_tokens=draw(st.sampled_from([64, 17, 8, 3, 1])),
         block_size=draw(st.sampled_from([1, 2, 4, 8])),
-        num_blocks=draw(st.sampled_from([6, 10, 16, 60])),
+        num_blocks=draw(st.sampled_from([8, 12, 16, 60])),
         max_loras=draw(st.integers(1, 3)),
-        max_model_len=draw(st.sampled_from([5, 40, 70])),
-        prefix_caching=draw(st.booleans()),
+        max_model_len=draw(st.sampled_from([70, 40, 6])),
+        prefix_caching=draw(st.sampled_from([True, True, True, False])),
     )
 
 
@@ -34,9 +42,9 @@ def limits(draw: st.DrawFn) -> EngineLimits:
 def generations(draw: st.DrawFn, context: int) -> Generation:
     """A request that these limits accept; its id is filled in later."""
     length = draw(st.integers(1, min(context - 1, 50)) | st.integers(1, min(context - 1, 8)))
-    shared = draw(st.integers(0, min(length, len(STEM))))
+    shared = min(len(STEM), draw(st.sampled_from([0, length // 2, length])))
     own = draw(st.tuples(*[st.integers(0, 1)] * (length - shared)))
-    max_tokens = draw(st.integers(0, 30))
+    max_tokens = draw(st.sampled_from([0, 1, 5, 20, 30]))
     return make_generation(
         "",
         STEM[:shared] + own,
@@ -56,24 +64,21 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness: Harness | None = None
+        self.harness = Harness(make_limits())
         self.live: list[str] = []
 
-    @precondition(lambda self: self.harness is None)
-    @rule(limits=limits(), age_limit=st.sampled_from([0.0, 3.0, 1000.0]))
+    @initialize(limits=limits(), age_limit=st.sampled_from([0.0, 3.0, 1000.0]))
     def begin(self, limits: EngineLimits, age_limit: float) -> None:
         self.harness = Harness(limits, age_limit=age_limit, seconds_per_step=1.0)
 
-    @precondition(lambda self: self.harness is not None)
     @rule(data=st.data(), copies=st.integers(1, 3))
     def add(self, data: st.DataObject, copies: int) -> None:
-        generation = data.draw(generations(self.harness.limits.max_context))
-        for _ in range(copies):
-            id = str(len(self.harness.results))
-            self.harness.add(replace(generation, id=id))
-            self.live.append(id)
+        self._add(*[data.draw(generations(self.harness.limits.max_context))] * copies)
 
-    @precondition(lambda self: self.harness is not None)
+    @rule(count=st.integers(2, 6), adapter=st.sampled_from([None, "a1"]))
+    def add_a_crowd_that_outgrows_the_pool(self, count: int, adapter: str | None) -> None:
+        self._add(*(make_generation("", (i, i, i, i), adapter=adapter, max_tokens=40) for i in range(count)))
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -106,24 +111,25 @@ class History(RuleBasedStateMachine):
         self.harness.record(self.harness.scheduler.fail(victims, "broken"))
         seen["failed"] += len(victims)
 
-    @precondition(lambda self: self.harness is not None)
     @rule(digest=st.sampled_from(["a1", "a2", "a3", "a4"]))
     def drop_adapter(self, digest: str) -> None:
-        seen["dropped"] += self.harness.scheduler.drop_adapter(digest)
+        self.harness.scheduler.drop_adapter(digest)
 
-    @precondition(lambda self: self.harness is not None)
     @rule()
     def flush(self) -> None:
         self.harness.scheduler.flush_prefix_cache()
 
     @invariant()
     def holds(self) -> None:
-        if self.harness is not None:
-            self.harness.scheduler.check()
+        self.harness.scheduler.check()
+
+    def _add(self, *requests: Generation) -> None:
+        for request in requests:
+            id = str(len(self.harness.results))
+            self.harness.add(replace(request, id=id))
+            self.live.append(id)
 
     def teardown(self) -> None:
-        if self.harness is None:
-            return
         tokens = sum(len(g.prompt) + g.params.max_tokens for g in self.harness.generations.values())
         # Each step computes at least one token of the oldest, and preemption repeats at most what was computed.
         self.harness.run(max_steps=100 + 10 * tokens)
@@ -138,15 +144,16 @@ class History(RuleBasedStateMachine):
         seen["chunks"] += self.harness.partial_chunks
 
 
-def test_no_history_leaks_starves_or_changes_an_output() -> None:
+@pytest.mark.parametrize("histories", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_history_leaks_starves_or_changes_an_output(histories: int) -> None:
     seen.clear()
     run_state_machine_as_test(
         History,
         settings=settings(
-            max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+            max_examples=histories, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
         ),
     )
-    events = ("cancelled", "failed", "dropped", "preempted", "hit", "evicted adapters", "chunks")
+    events = ("cancelled", "failed", "preempted", "hit", "evicted adapters", "chunks")
     assert [event for event in events if seen[event] == 0] == []
 
 

@@ -12,7 +12,11 @@ SYSTEM_PROMPTS = [tuple(range(start, start + 24)) for start in (100, 200, 300)]
 
 
 @pytest.mark.parametrize(
-    ("blocks", "requests"), [(200, 5000), (14, 1200)], ids=["roomy", "so small that eviction never ends"]
+    ("blocks", "requests"),
+    [
+        pytest.param(200, 5000, id="roomy", marks=pytest.mark.slow),
+        pytest.param(14, 1200, id="so small that eviction never ends"),
+    ],
 )
 def test_nothing_is_left_behind(blocks: int, requests: int) -> None:
     rng = random.Random(blocks)
