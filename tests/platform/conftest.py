@@ -1,15 +1,20 @@
-"""A registry database of its own for each test, and a queue's directory that says what it is told."""
+"""A registry database of its own for each test, a real server behind the queue, and a queue's directory that says
+what it is told.
+"""
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import redis
 
 from polygraft.card import ModelCard
 from polygraft.db import Base, Database, sqlite_url
 from polygraft.errors import unavailable
 from polygraft.queue.messages import WorkerState, WorkerStatus
+from polygraft.valkey import PrivateValkey
 from polygraft_adapters.types import ModuleShapes
 
 
@@ -21,6 +26,25 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
         await connection.run_sync(Base.metadata.create_all)
     yield database
     await database.close()
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[PrivateValkey]:
+    """One server for the whole session, on a short path."""
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
+        server = PrivateValkey(Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def valkey(valkey_server: PrivateValkey) -> str:
+    """The URL of an empty, running server."""
+    with redis.Redis.from_url(valkey_server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return valkey_server.url
 
 
 @pytest.fixture

@@ -1,0 +1,15 @@
+"""MessagePack of what travels; encoders and decoders are made once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from polygraft.queue.messages import Job, JobEvent, StepMessage, WorkerStatus
+
+_encoder = msgspec.msgpack.Encoder()
+
+encode = _encoder.encode
+decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_event = msgspec.msgpack.Decoder(JobEvent).decode
+decode_step = msgspec.msgpack.Decoder(StepMessage).decode
+decode_status = msgspec.msgpack.Decoder(WorkerStatus).decode

@@ -1,0 +1,3 @@
+-- id, record_ttl (ms)
+cancel(ARGV[1], tonumber(ARGV[2]))
+return 1
