@@ -11,12 +11,12 @@ _BITS = 24
 def uniform(seed: int, choice: int, position: int) -> float:
     """In [0, 1), for the output token at `position` of choice number `choice`.
 
-    The three numbers pass one after the other through SplitMix64's finaliser (Steele, Lea and Flood, 2014); no state
-    is kept, so the same token draws the same number after preemption, on another worker, in any batch.
+    Each number is added to the state that SplitMix64's finaliser (Steele, Lea and Flood, 2014) made of those before it.
+    Nothing is kept, so a token draws the same number after preemption, on another worker, in any batch.
     """
-    state = _mixed(seed & _MASK)
-    state = _mixed(state ^ _mixed(choice + 1))
-    state = _mixed(state ^ _mixed((position + 1) << 32))
+    state = _mixed(seed)
+    state = _mixed(state + choice)
+    state = _mixed(state + position)
     return (state >> (64 - _BITS)) / (1 << _BITS)
 
 
