@@ -32,11 +32,16 @@ AdapterPath = str | Path | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One choice: its text without the stop, and all tokens that were generated."""
+    """One choice."""
 
     text: str
+    """Without the stop, unless include_stop."""
     token_ids: tuple[int, ...]
+    """The tokens that the text is made of."""
     logprobs: tuple[TokenLogprob, ...]
+    """One per token when asked for, else empty."""
+    completion_tokens: int
+    """How many tokens were generated, those of the stop included."""
     finish_reason: FinishReason
     stop_reason: int | str | None
 
@@ -145,6 +150,7 @@ class _Choice:
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    completion_tokens: int = 0
 
     def push(self, output: StepOutput) -> bool:
         """Take one step's output; True when a stop string ended it, which the engine does not know."""
@@ -158,6 +164,7 @@ class _Choice:
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.completion_tokens = delta.completion_tokens
         return delta.finish_reason is not None and output.finish_reason is None
 
     def completion(self) -> Completion:
@@ -166,6 +173,7 @@ class _Choice:
             text="".join(self.text),
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
+            completion_tokens=self.completion_tokens,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
