@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,8 @@ class MigrationError(Exception):
 
 
 def _config(connection: Connection) -> Config:
-    config = Config()
+    # Alembic would write on stdout what check found; the caller hears it as an exception.
+    config = Config(stdout=io.StringIO())
     config.set_main_option("script_location", str(Path(__file__).parent))
     config.attributes["connection"] = connection
     return config

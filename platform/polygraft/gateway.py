@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -19,7 +18,7 @@ from polygraft.blobs import BlobStore
 from polygraft.db import Database
 from polygraft.errors import ApiError, ConfigError
 from polygraft.health import Health
-from polygraft.listener import HttpServer
+from polygraft.listener import HttpServer, Listeners
 from polygraft.metrics import Metrics
 from polygraft.openai.catalog import ModelCatalog
 from polygraft.openai.inference import Inference, seed_source
@@ -39,14 +38,6 @@ from polygraft.tenancy.service import Authenticator
 from polygraft_adapters.inspection import inspect_adapter
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Listening sockets."""
-
-    http: socket.socket
-    metrics: socket.socket
 
 
 def run(settings: Settings, listeners: Listeners) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -13,6 +14,14 @@ from starlette.types import ASGIApp
 from polygraft.errors import ConfigError
 
 BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """A gateway's listening sockets."""
+
+    http: socket.socket
+    metrics: socket.socket
 
 
 def listen(host: str, port: int, option: str) -> socket.socket:

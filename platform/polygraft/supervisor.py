@@ -56,6 +56,11 @@ class _KeptAlive:
         # Whatever it failed with has been superseded by the wish to stop.
         await asyncio.gather(self.task, return_exceptions=True)
 
+    def kill(self) -> None:
+        """SIGKILL to the child that runs now, if any."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def _run(self) -> None:
         """Returns once stopped. Raises ChildFailed."""
         deaths: deque[float] = deque()
@@ -74,9 +79,10 @@ class _KeptAlive:
             while deaths[0] < now - self._policy.window:
                 deaths.popleft()
             if len(deaths) >= self._policy.limit:
+                told = "" if self._spec.log is None else f"; see {self._spec.log}"
                 raise ChildFailed(
                     f"{self._spec.name} died {len(deaths)} times within {self._policy.window:g} seconds "
-                    f"(the last time with {describe_exit(code)})"
+                    f"(the last time with {describe_exit(code)}{told})"
                 )
             delay = self._policy.delay(len(deaths))
             log.error("child_died", child=self._spec.name, exit=describe_exit(code), restart_in=delay)
@@ -118,8 +124,13 @@ class Supervisor:
 
     async def stop(self, names: Collection[str], grace: float) -> None:
         """End these children, side by side, each within `grace` seconds or by SIGKILL."""
-        await asyncio.gather(*(self._children.pop(name).stop(grace) for name in names if name in self._children))
+        await asyncio.gather(*(self._children[name].stop(grace) for name in names if name in self._children))
 
     async def stop_all(self, grace: float) -> None:
         """End whatever still runs."""
         await self.stop(list(self._children), grace)
+
+    def kill_all(self) -> None:
+        """SIGKILL to every child, for those who will not wait for `stop`."""
+        for child in self._children.values():
+            child.kill()

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from polygraft.errors import ConfigError
@@ -35,6 +35,11 @@ def async_url(url: str) -> URL:
     if driver not in _ASYNC_DRIVERS.values():
         raise ConfigError(f"--database-url names {parsed.drivername}; supported are sqlite and postgresql")
     return parsed.set(drivername=driver)
+
+
+def reason(error: Exception) -> str:
+    """What a database error says, without SQLAlchemy's own words around it."""
+    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

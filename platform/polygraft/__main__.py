@@ -1,0 +1,5 @@
+"""`python -m polygraft`."""
+
+from polygraft.cli import main
+
+main()
