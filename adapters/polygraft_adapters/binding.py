@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polygraft_adapters.config import MAX_SCALE, LoraSettings
-from polygraft_adapters.header import TensorEntry, shown
+from polygraft_adapters.header import TensorEntry
 from polygraft_adapters.types import ModuleKey, ModuleShapes, Problem
 from polygraft_adapters.unsupported import BIAS_HINT, DORA_HINT, EMBEDDING_HINT, TOKENS_HINT, WHOLE_MODULE_HINT
+from polygraft_adapters.wording import shown
 
 DTYPES = ("F32", "F16", "BF16")
 PARENTS = {

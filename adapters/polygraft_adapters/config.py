@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from polygraft_adapters.header import shown
 from polygraft_adapters.patterns import Patterns, compile_patterns
 from polygraft_adapters.types import Problem
 from polygraft_adapters.unsupported import unsupported_fields
+from polygraft_adapters.wording import said, shown
 
 CONFIG_NAME = "adapter_config.json"
 MAX_CONFIG_BYTES = 8 * 1024 * 1024
@@ -111,19 +111,19 @@ class _Reader:
 
 def _rank(value: Any) -> int:
     if type(value) is not int:
-        raise _Wrong(f"is {_say(value)}, not a whole number")
+        raise _Wrong(f"is {said(value)}, not a whole number")
     if not 0 < value <= MAX_RANK:
-        raise _Wrong(f"is {_say(value)}; a rank is at least 1" + (f" and at most {MAX_RANK}" if value > 0 else ""))
+        raise _Wrong(f"is {said(value)}; a rank is at least 1" + (f" and at most {MAX_RANK}" if value > 0 else ""))
     return value
 
 
 def _alpha(value: Any) -> float:
     if type(value) not in (int, float):
-        raise _Wrong(f"is {_say(value)}, not a number")
+        raise _Wrong(f"is {said(value)}, not a number")
     if type(value) is float and not math.isfinite(value):
-        raise _Wrong(f"is {_say(value)}, not a finite number")
+        raise _Wrong(f"is {said(value)}, not a finite number")
     if abs(value) > MAX_SCALE:
-        raise _Wrong(f"is {_say(value)}, more than float32 can hold")
+        raise _Wrong(f"is {said(value)}, more than float32 can hold")
     return float(value)
 
 
@@ -137,7 +137,7 @@ def _alpha_patterns(value: Any) -> Patterns[float]:
 
 def _each(value: Any, convert: Callable[[Any], _T]) -> dict[str, _T]:
     if not isinstance(value, dict):
-        raise _Wrong(f"is {_say(value)}, not an object of module names or expressions")
+        raise _Wrong(f"is {said(value)}, not an object of module names or expressions")
     converted = {}
     for key, item in value.items():
         try:
@@ -149,13 +149,13 @@ def _each(value: Any, convert: Callable[[Any], _T]) -> dict[str, _T]:
 
 def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Wrong(f"is {_say(value)}, not true or false")
+        raise _Wrong(f"is {said(value)}, not true or false")
     return value
 
 
 def _string(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Wrong(f"is {_say(value)}, not a string")
+        raise _Wrong(f"is {said(value)}, not a string")
     return value
 
 
@@ -163,18 +163,11 @@ def _targets(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, str):  # a regular expression, or the word all-linear: the tensors tell what it matched
         return None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _Wrong(f"is {_say(value)}, neither a string nor a list of strings")
+        raise _Wrong(f"is {said(value)}, neither a string nor a list of strings")
     return tuple(value)
 
 
 def _layers(value: Any) -> None:
     items = value if isinstance(value, list) else [value]
     if not all(type(item) is int for item in items):
-        raise _Wrong(f"is {_say(value)}, neither a whole number nor a list of them")
-
-
-def _say(value: Any) -> str:
-    try:
-        return shown(json.dumps(value))
-    except ValueError:  # a whole number of more digits than Python will print
-        return "an enormous number"
+        raise _Wrong(f"is {said(value)}, neither a whole number nor a list of them")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from polygraft_adapters.types import AdapterError, Problem
+from polygraft_adapters.wording import said, shown
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Ten times what an adapter on every module of a thousand layers needs; the format itself allows 100 MB."""
@@ -41,7 +42,6 @@ ITEM_BYTES = {
 """Bytes per element of every dtype that this reader can size."""
 
 _LENGTH_BYTES = 8
-_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,6 @@ def read_header(stream: BinaryIO, file_name: str) -> tuple[TensorEntry, ...]:
     except _Lie as lie:
         raise AdapterError([Problem(file_name, str(lie), "save or upload the adapter again")]) from lie
     return tuple(sorted(entries, key=lambda entry: entry.name))
-
-
-def shown(name: str) -> str:
-    """A name from an untrusted file as a message may carry it: printable, on one line, of bounded length."""
-    text = name if name.isprintable() else ascii(name)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _header_bytes(stream: BinaryIO) -> tuple[bytes, int, int]:
@@ -128,7 +122,7 @@ def _entry(name: str, spec: Any, data_start: int) -> TensorEntry:
         raise _Lie(f"{where} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = spec["dtype"], spec["shape"], spec["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _Lie(f"{where} has the unknown dtype {shown(str(dtype))!r}")
+        raise _Lie(f"{where} has the unknown dtype {said(dtype)}")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
         raise _Lie(f"{where} has a shape or data_offsets that are not whole numbers")
     start, end = offsets

@@ -12,8 +12,9 @@ from polygraft_adapters.binding import BoundModule, bind
 from polygraft_adapters.config import LoraSettings, parse_config
 from polygraft_adapters.digest import ContentsDigest
 from polygraft_adapters.folder import open_folder
-from polygraft_adapters.header import TensorEntry, read_header, shown
+from polygraft_adapters.header import TensorEntry, read_header
 from polygraft_adapters.types import TARGETS, AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.wording import shown
 
 _CHUNK_BYTES = 1024 * 1024
 

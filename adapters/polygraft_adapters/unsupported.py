@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polygraft_adapters.header import shown
 from polygraft_adapters.types import Problem
+from polygraft_adapters.wording import said, shown
 
 WHOLE_MODULE_HINT = (
     "train without modules_to_save; resize_vocab, add_tokens or save_embedding_layers in the trainer set it, too"
@@ -56,16 +56,16 @@ def unsupported_fields(config: Mapping[str, Any]) -> list[Problem]:
         Problem(feature.field, feature.problem, feature.hint) for feature in _FEATURES if config.get(feature.field)
     ]
     peft_type = config.get("peft_type")
-    if peft_type is not None and str(peft_type).upper() != "LORA":
-        problems.append(Problem("peft_type", f"{_say(peft_type)} adapters are not supported", "only LORA is"))
+    if peft_type is not None and not (isinstance(peft_type, str) and peft_type.upper() == "LORA"):
+        problems.append(Problem("peft_type", f"{said(peft_type)} adapters are not supported", "only LORA is"))
     bias = config.get("bias")
     if bias is not None and bias != "none":
-        problems.append(Problem("bias", f"bias={_say(bias)!r}: trained biases are not supported", BIAS_HINT))
+        problems.append(Problem("bias", f"is {said(bias)}: trained biases are not supported", BIAS_HINT))
     modules = config.get("modules_to_save")
     if modules:
-        names = ", ".join(map(str, modules)) if isinstance(modules, list) else modules
+        names = ", ".join(map(said, modules if isinstance(modules, list) else [modules]))
         problems.append(
-            Problem("modules_to_save", f"whole copies of {_say(names)} are not supported", WHOLE_MODULE_HINT)
+            Problem("modules_to_save", f"whole copies of {shown(names)} are not supported", WHOLE_MODULE_HINT)
         )
     return problems + _mutating_init(config.get("init_lora_weights"))
 
@@ -76,13 +76,9 @@ def _mutating_init(init: Any) -> list[Problem]:
         return []
     field, name = "init_lora_weights", init.lower()
     if name.startswith(_CONVERTIBLE_INITS):
-        what = f"{_say(init)} initialisation changes the base model, so this adapter fits only the changed one"
+        what = f"{said(init)} initialisation changes the base model, so this adapter fits only the changed one"
         return [Problem(field, what, _CONVERT_HINT)]
     if name == "loftq":
         what = "LoftQ replaces the base model's weights by quantised ones, so this adapter fits only those"
         return [Problem(field, what, "train with init_lora_weights=True")]
     return []
-
-
-def _say(value: Any) -> str:
-    return shown(str(value))

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from polygraft_adapters.digest import ContentsDigest
-from polygraft_adapters.header import TensorEntry, shown
+from polygraft_adapters.header import TensorEntry
 from polygraft_adapters.inspection import checked_adapter
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.wording import shown
 
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

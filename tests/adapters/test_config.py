@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polygraft_adapters import Problem
 from polygraft_adapters.config import LoraSettings, parse_config
@@ -124,7 +126,7 @@ def test_a_file_that_is_no_json_object_is_refused(raw: bytes) -> None:
         ("bias", "all", "bias"),
         ("bias", "lora_only", "bias"),
         ("bias", ["none"], "bias"),
-        ("modules_to_save", ["embed_tokens", "lm_head"], "embed_tokens, lm_head"),
+        ("modules_to_save", ["embed_tokens", "lm_head"], '"embed_tokens", "lm_head"'),
         ("modules_to_save", ["lm_head"], "resize_vocab, add_tokens or save_embedding_layers"),
         ("modules_to_save", "lm_head", "lm_head"),
         ("fan_in_fan_out", True, "Conv1D"),
@@ -187,3 +189,47 @@ def test_off_and_harmless_fields_are_accepted() -> None:
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", "q_proj", None])
 def test_target_modules_as_a_string_says_nothing_to_compare(targets: str | None) -> None:
     assert settings(target_modules=targets).target_modules is None
+
+
+FIELDS = [
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_modules",
+    "layers_to_transform",
+    "base_model_name_or_path",
+    "peft_type",
+    "bias",
+    "modules_to_save",
+    "init_lora_weights",
+    "use_dora",
+]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["q_proj", "none"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values))
+def test_any_values_give_settings_or_problems(config: dict[str, Any]) -> None:
+    parsed, problems = parse(**config)
+    assert parsed is not None or problems
+    if parsed is not None:
+        assert math.isfinite(parsed.scale(Q0))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_settings_or_problems(raw: bytes) -> None:
+    parsed, problems = parse_config(raw)
+    assert parsed is not None or problems
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("depth", [800, 950, 970, 980, 990])
+def test_a_value_nested_to_the_limit_is_no_way_to_crash(field: str, depth: int) -> None:
+    parsed, problems = parse_config(f'{{"{field}": {"[" * depth}{"]" * depth}}}'.encode())
+    assert parsed is not None or problems

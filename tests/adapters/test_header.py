@@ -73,7 +73,7 @@ def test_reads_what_safetensors_writes(tmp_path: Path) -> None:
         (pack({"a": 5}), "not described"),
         (pack({"a": {"dtype": "F32", "shape": [1]}}, b"1234"), "not described"),
         (pack({"a": {**f32(0, 4), "extra": 1}}, b"1234"), "not described"),
-        (pack({"a": f32(0, 4, dtype="F4")}, b"1234"), "unknown dtype 'F4'"),
+        (pack({"a": f32(0, 4, dtype="F4")}, b"1234"), 'unknown dtype "F4"'),
         (pack({"a": f32(0, 4, dtype=[])}, b"1234"), "unknown dtype"),
         (pack({"a": f32(0, 4, shape=[True])}, b"1234"), "whole numbers"),
         (pack({"a": f32(0, 4, shape=[-1])}, b"1234"), "whole numbers"),
@@ -117,7 +117,7 @@ VALID = save({"layers.0.lora_A.weight": torch.ones(2, 3), "b": torch.ones(4, dty
 
 
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=6), st.integers(0, len(VALID)))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_damaged_file_either_parses_or_is_refused(changes: list[tuple[int, int]], length: int) -> None:
     data = bytearray(VALID)
     for position, value in changes:
@@ -141,7 +141,7 @@ json_values = st.recursive(
 
 
 @given(json_values, st.binary(max_size=16))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_json_header_either_parses_or_is_refused(header: Any, data: bytes) -> None:
     try_to_read(pack(header, data))
 
