@@ -45,7 +45,8 @@ class Answer(Response, ABC):
             observer.outcome(model, 500)
             raise
         observer.outcome(model, status)
-        observer.end_to_end(model, time.perf_counter() - self.call.started)
+        if status == 200:
+            observer.end_to_end(model, time.perf_counter() - self.call.started)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> int:
         events = await self.inference.queue.open(self.call.job)

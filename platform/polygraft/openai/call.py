@@ -6,12 +6,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from polygraft.errors import ApiError
 from polygraft.openai.catalog import ServedModel
 from polygraft.openai.formats import ChatFormat, CompletionFormat, Echo, Format, Head
 from polygraft.openai.inference import Inference
-from polygraft.openai.logprobs import BytesOf
+from polygraft.openai.logprobs import CompletionLogprobsWriter
 from polygraft.openai.params import chat_params, completion_params
 from polygraft.openai.prompts import Prompt, chat_prompt, completion_prompts
 from polygraft.openai.schemas import ChatBody, CompletionBody, SamplingBody
@@ -61,7 +62,9 @@ async def chat_call(inference: Inference, principal: Principal, body: ChatBody, 
     )
     params = chat_params(body, served.card, prompt, _seed(inference, body))
     head = _head("chatcmpl", body)
-    answer = ChatFormat(head, include_usage=body.include_usage, bytes_of=_bytes_of(served, params))
+    answer = ChatFormat(
+        head, include_usage=body.include_usage, bytes_of=served.tokenizer.tokens if body.logprobs else None
+    )
     job = _job(inference, tenant, resolved, head, [prompt], params)
     return Call(job, resolved, answer, body.stream, body.include_usage, started)
 
@@ -77,7 +80,7 @@ async def completion_call(inference: Inference, principal: Principal, body: Comp
     answer = CompletionFormat(
         head,
         include_usage=body.include_usage,
-        bytes_of=_bytes_of(served, params),
+        new_writer=None if params.logprobs is None else partial(_writer, served, params.skip_special_tokens),
         n=body.n,
         echoes=[_echo(served, prompt) for prompt in prompts] if body.echo else None,
     )
@@ -104,8 +107,9 @@ def _head(kind: str, body: SamplingBody) -> Head:
     return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), body.model)
 
 
-def _bytes_of(served: ServedModel, params: SamplingParams) -> BytesOf | None:
-    return None if params.logprobs is None else served.tokenizer.bytes_of
+def _writer(served: ServedModel, skip_special_tokens: bool) -> CompletionLogprobsWriter:
+    tokens = served.tokenizer.tokens
+    return CompletionLogprobsWriter(tokens, lambda token: skip_special_tokens and tokens.is_special(token))
 
 
 def _echo(served: ServedModel, prompt: Prompt) -> Echo:

@@ -105,7 +105,7 @@ class ChatRenderer:
 
 
 def _cause(returncode: int) -> str:
-    if returncode == -signal.SIGALRM:
+    if returncode == -signal.SIGPROF:
         return f"it takes longer than {render.TIME_LIMIT:g} s"
     return "it ended the renderer"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return bad_request(f"The body {problem}.")
 
 
+def log_failure(event: str, error: Exception, **fields: str) -> None:
+    """Log an unexpected error with its stack, but without the frames' variables: prompts are among them."""
+    log.error(event, exception="".join(traceback.format_exception(error)), **fields)
+
+
 def respond(error: ApiError) -> JSONResponse:
     """The error as an HTTP answer."""
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
@@ -81,7 +87,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_anything(request: Request, error: Exception) -> JSONResponse:
-    log.error("request_failed", path=request.scope["path"], exc_info=error)
+    log_failure("request_failed", error, path=request.scope["path"])
     return respond(internal_error())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,14 +100,22 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """POST /v1/completions. `echoes` are the prompts to begin with, if asked for: choice p * n + i has prompt p."""
+    """POST /v1/completions. `new_writer` makes what writes one choice's logprobs, None if none were asked for; `echoes`
+    are the prompts to begin with, if asked for: choice p * n + i has prompt p.
+    """
 
     def __init__(
-        self, head: Head, *, include_usage: bool, bytes_of: BytesOf | None, n: int, echoes: Sequence[Echo] | None
+        self,
+        head: Head,
+        *,
+        include_usage: bool,
+        new_writer: Callable[[], CompletionLogprobsWriter] | None,
+        n: int,
+        echoes: Sequence[Echo] | None,
     ) -> None:
         self._head = head
         self._usage: UnsetType | None = None if include_usage else UNSET
-        self._bytes_of = bytes_of
+        self._new_writer = new_writer
         self._n = n
         self._echoes = echoes
         self._opened: set[int] = set()
@@ -168,8 +176,8 @@ class CompletionFormat:
         return None if writer is None else writer.generated(delta.logprobs)
 
     def _writer(self, index: int) -> CompletionLogprobsWriter | None:
-        if self._bytes_of is None:
+        if self._new_writer is None:
             return None
         if index not in self._writers:
-            self._writers[index] = CompletionLogprobsWriter(self._bytes_of)
+            self._writers[index] = self._new_writer()
         return self._writers[index]

@@ -13,6 +13,8 @@ FLOOR = -9999.0
 
 BytesOf = Callable[[int], bytes]
 """The raw bytes of a token id."""
+IsSilent = Callable[[int], bool]
+"""Whether a generated token is left out of the text."""
 
 
 def token_text(raw: bytes) -> str:
@@ -53,8 +55,9 @@ class CompletionLogprobsWriter:
     within a character has that character's offset.
     """
 
-    def __init__(self, bytes_of: BytesOf) -> None:
+    def __init__(self, bytes_of: BytesOf, is_silent: IsSilent) -> None:
         self._bytes_of = bytes_of
+        self._is_silent = is_silent
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -66,25 +69,28 @@ class CompletionLogprobsWriter:
         """
         spelled = b"".join(self._bytes_of(token) for token in ids).decode(errors="replace")
         self._offset = len(text) - len(spelled)
-        written = self._write(list(zip(ids, (None, *entries), strict=True)))
+        written = CompletionLogprobs([], [], [], [])
+        for token, entry in zip(ids, (None, *entries), strict=True):
+            self._write(written, token, entry, self._bytes_of(token))
         self._decoder.reset()
         self._offset = len(text)
         return written
 
     def generated(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """The next generated tokens."""
-        return self._write([(entry.token_id, entry) for entry in entries])
-
-    def _write(self, scored: Sequence[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
         written = CompletionLogprobs([], [], [], [])
-        for token, entry in scored:
-            raw = self._bytes_of(token)
-            written.tokens.append(token_text(raw))
-            written.token_logprobs.append(None if entry is None else finite(entry.logprob))
-            written.top_logprobs.append(None if entry is None else self._top(entry))
-            written.text_offset.append(max(0, self._offset))
-            self._offset += len(self._decoder.decode(raw))
+        for entry in entries:
+            spelled = b"" if self._is_silent(entry.token_id) else self._bytes_of(entry.token_id)
+            self._write(written, entry.token_id, entry, spelled)
         return written
+
+    def _write(self, to: CompletionLogprobs, token: int, entry: TokenLogprob | None, spelled: bytes) -> None:
+        """One token, which adds the bytes `spelled` to the text."""
+        to.tokens.append(token_text(self._bytes_of(token)))
+        to.token_logprobs.append(None if entry is None else finite(entry.logprob))
+        to.top_logprobs.append(None if entry is None else self._top(entry))
+        to.text_offset.append(max(0, self._offset))
+        self._offset += len(self._decoder.decode(spelled))
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the one that was taken if it is none of them. Where two tokens have one text, the

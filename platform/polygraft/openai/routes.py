@@ -69,7 +69,7 @@ def build_router(inference: Inference) -> APIRouter:
         body = await read_body(request, TokenizeBody)
         served = await _served(inference, request, body.model)
         ids = await _tokens(inference, served, body)
-        pieces = [served.tokenizer.piece(token) for token in ids] if body.return_token_strs else None
+        pieces = [_spelling(served, token) for token in ids] if body.return_token_strs else None
         return JSONResponse(
             {"count": len(ids), "max_model_len": served.card.max_model_len, "tokens": ids, "token_strs": pieces}
         )
@@ -126,6 +126,11 @@ async def _tokens(inference: Inference, served: ServedModel, body: TokenizeBody)
         special=False if body.add_special_tokens is None else body.add_special_tokens,
     )
     return prompt.ids
+
+
+def _spelling(served: ServedModel, token: int) -> str:
+    spelled = served.tokenizer.tokens.token(token)
+    return "" if spelled is None else spelled
 
 
 def _entry(entry: ModelEntry) -> dict[str, Any]:

@@ -149,7 +149,8 @@ class SamplingBody(Body):
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=2)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=2)
+    """Bounded away from 0, which no logit survives."""
     seed: int | None = Field(None, ge=INT64_MIN, le=INT64_MAX)
     logit_bias: LogitBias = {}
     stop: Stop = ()

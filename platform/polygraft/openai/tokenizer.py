@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from polygraft_engine.text import token_bytes
+
 _INLINE_CHARS = 8192
 """Longer texts are encoded in a thread, so that one prompt does not hold up everybody's streams."""
 
@@ -20,6 +22,8 @@ class ModelTokenizer:
         # A file saved by a training run may say to cut or pad; a server must do neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.tokens = token_bytes(self._tokenizer)
+        """What single tokens stand for."""
         self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
         """Upper bound of the bytes of text that one token stands for."""
 
@@ -36,8 +40,3 @@ class ModelTokenizer:
         """The text of `ids`, special tokens included."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
-
-    def piece(self, token: int) -> str:
-        """The vocabulary's own spelling of a token; "" for an id that the tokenizer does not know."""
-        piece: str | None = self._tokenizer.id_to_token(token)
-        return "" if piece is None else piece

@@ -19,7 +19,7 @@ from polygraft.card import ModelCard
 from polygraft.openai.catalog import ModelCatalog, ServedModel
 from polygraft.openai.chat import ChatRenderer
 from polygraft.openai.errors import install_error_handlers
-from polygraft.openai.inference import Inference, NullObserver, Observer
+from polygraft.openai.inference import Inference
 from polygraft.openai.routes import build_router
 from polygraft.openai.tokenizer import ModelTokenizer
 from polygraft.queue.gateway import GatewayQueue
@@ -75,7 +75,7 @@ def tokenizers(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def cards(tokenizer: Tokenizer) -> Mapping[str, ModelCard]:
+def cards() -> Mapping[str, ModelCard]:
     """`base`; `bos`, whose tokenizer writes a BOS as its template does; `strict`, whose template refuses much; `bare`,
     which has no template; `short`, of 8 tokens.
     """
@@ -84,7 +84,7 @@ def cards(tokenizer: Tokenizer) -> Mapping[str, ModelCard]:
         created=7,
         max_model_len=512,
         max_context=256,
-        vocab_size=tokenizer.get_vocab_size() + 20,
+        vocab_size=320,
         eos_token_ids=(1,),
         bos_token=None,
         eos_token="</s>",
@@ -115,9 +115,9 @@ def served(cards: Mapping[str, ModelCard], tokenizers: Path) -> Callable[[str], 
     return lambda name: ServedModel(cards[name], ModelTokenizer(tokenizers / cards[name].tokenizer))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def renderer() -> Iterator[ChatRenderer]:
-    """A renderer with a process of its own."""
+    """One process for all tests; it is started again when a template ended it."""
     renderer = ChatRenderer()
     yield renderer
     renderer.close()
@@ -145,7 +145,7 @@ class _Authenticated:
 
 @contextlib.asynccontextmanager
 async def running_app(
-    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, observer: Observer | None = None
+    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, renderer: ChatRenderer
 ) -> AsyncIterator[FastAPI]:
     """The app over a queue of its own, with short keep-alives."""
     queue = await GatewayQueue.connect(valkey, "gateway-1")
@@ -154,7 +154,7 @@ async def running_app(
         resolver=FakeRegistry(cards, {"pirate": 3}),
         catalog=ModelCatalog(queue.cards, lambda digest: tokenizers / digest),
         gateway_id="gateway-1",
-        observer=NullObserver() if observer is None else observer,
+        renderer=renderer,
         keep_alive=0.3,
     )
     app = FastAPI()
@@ -162,33 +162,34 @@ async def running_app(
     app.include_router(build_router(inference))
     app.add_middleware(_Authenticated)
     yield app
-    inference.close()
     await queue.close()
 
 
 @pytest.fixture
 async def client(
-    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, worker: FakeWorker
+    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, renderer: ChatRenderer, worker: FakeWorker
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the app, without a socket."""
-    async with running_app(valkey, cards, tokenizers) as app:
+    async with running_app(valkey, cards, tokenizers, renderer) as app:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client
 
 
 @pytest.fixture
-def server(valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, worker: FakeWorker) -> Iterator[str]:
+def server(
+    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, renderer: ChatRenderer, worker: FakeWorker
+) -> Iterator[str]:
     """The URL of a real uvicorn that serves the app."""
     started: list[uvicorn.Server] = []
     ready = threading.Event()
 
     async def serve() -> None:
-        async with running_app(valkey, cards, tokenizers) as app:
+        async with running_app(valkey, cards, tokenizers, renderer) as app:
             server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", lifespan="off"))
             started.append(server)
             serving = asyncio.create_task(server.serve())
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110 - it has nothing to wait for
                 await asyncio.sleep(0.01)
             ready.set()
             await serving

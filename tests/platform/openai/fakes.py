@@ -65,7 +65,7 @@ class FakeWorker(threading.Thread):
         self.steps = 0
         self.idle = threading.Event()
         """No job is running."""
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self._nonces = map(str, itertools.count())
         self._queues = [WorkerQueue(url, f"worker-{name}", name) for name in cards]
         for queue in self._queues:
@@ -75,13 +75,13 @@ class FakeWorker(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and its connections."""
-        self._stop.set()
+        self._ending.set()
         self.join()
         for queue in self._queues:
             queue.close()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._ending.is_set():
             busy = False
             for queue in self._queues:
                 busy |= self._turn(queue, self._running[queue.model])
@@ -129,9 +129,7 @@ class FakeWorker(threading.Thread):
 
 def _final(each: _Running, reason: FinishReason | None) -> Emission:
     job = each.claimed.job
-    usage = Usage(
-        prompt_tokens=sum(map(len, job.prompts)), cached_tokens=1, completion_tokens=each.generated
-    )
+    usage = Usage(prompt_tokens=sum(map(len, job.prompts)), cached_tokens=1, completion_tokens=each.generated)
     deltas = () if reason is None else (ChoiceDelta(index=0, finish_reason=reason),)
     return Emission(job.id, each.claimed.attempt, JobEvent(job=job.id, seq=each.seq, deltas=deltas, usage=usage))
 

