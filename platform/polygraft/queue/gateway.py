@@ -52,6 +52,7 @@ class GatewayQueue:
         self._to_cancel: set[str] = set()
         """Jobs to cancel of which Redis has not been told yet."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._broken = False
         self._subscribed = asyncio.Event()
         self._submit = redis.register_script(scripts.source("submit"))
@@ -85,6 +86,8 @@ class GatewayQueue:
 
     async def close(self) -> None:
         """Cancel what still runs for this gateway, and leave. Open streams end with an error."""
+        # The loops look at this too: a cancellation that meets a timeout inside the client is swallowed there.
+        self._closed = True
         for stream in list(self._streams.values()):
             self._give_up(stream)
         await self._send_cancels()
@@ -178,7 +181,7 @@ class GatewayQueue:
         streams read their records, as something may have been missed.
         """
         pubsub = self._redis.pubsub()
-        while True:
+        while not self._closed:
             try:
                 if not pubsub.subscribed:
                     await pubsub.subscribe(keys.CHANNEL + self.gateway_id)
@@ -244,7 +247,7 @@ class GatewayQueue:
 
     async def _maintain(self) -> None:
         reached = time.monotonic()
-        while True:
+        while not self._closed:
             await asyncio.sleep(self._limits.beat)
             try:
                 await self._beat()
