@@ -1,0 +1,106 @@
+"""Where the time of a step goes: `python benchmarks/step.py MODEL [--rows 16] [--context 128] [--adapters 0] ...`.
+
+Fills an engine with prompts of random tokens, then times decode steps, phase by phase, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from polygraft_adapters.types import AdapterInfo, ModuleKey, ModuleShapes
+from polygraft_adapters.weights import AdapterWeights, ModuleDelta
+from polygraft_engine.adapter_source import DictSource
+from polygraft_engine.build import build_engine
+from polygraft_engine.engine import Engine
+from polygraft_engine.models.architecture import read_spec
+from polygraft_engine.models.loading import resolve_model
+from polygraft_engine.options import EngineOptions
+from polygraft_engine.stats import StepPhases
+from polygraft_engine.types import Generation, SamplingParams
+
+
+def random_adapter(modules: ModuleShapes, index: int, rank: int, dtype: torch.dtype) -> AdapterWeights:
+    """An adapter on all seven modules, small enough to leave the activations sane."""
+    pairs = {
+        ModuleKey(layer, target): ModuleDelta(
+            torch.randn(rank, in_features).to(dtype) * 0.01, torch.randn(out_features, rank).to(dtype) * 0.01, 1.0
+        )
+        for layer in range(modules.layers)
+        for target, (out_features, in_features) in modules.shapes.items()
+    }
+    info = AdapterInfo(f"random-{index}", rank, 1.0, tuple(modules.shapes), 0, None, ())
+    return AdapterWeights(info, pairs)
+
+
+def fill(engine: Engine, arguments: argparse.Namespace, digests: list[str]) -> None:
+    """One sequence per row; with adapters, row i runs on adapter i modulo their number."""
+    draw = random.Random(0)
+    params = SamplingParams(
+        max_tokens=arguments.steps + 50,
+        seed=0,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        ignore_eos=True,
+    )
+    for row in range(arguments.rows):
+        prompt = tuple(draw.randrange(3, engine.spec.vocab) for _ in range(arguments.context))
+        adapter = digests[row % len(digests)] if digests else None
+        engine.add(Generation(id=str(row), prompt=prompt, params=params, adapter=adapter))
+
+
+def report(title: str, phases: list[StepPhases]) -> None:
+    """Medians in milliseconds."""
+    names = [field.name for field in fields(StepPhases)] + ["total"]
+    medians = {name: statistics.median(getattr(each, name) for each in phases) * 1e3 for name in names}
+    print(f"{title:>8}", "  ".join(f"{name} {value:.3f}" for name, value in medians.items()), f"({len(phases)} steps)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--adapters", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+
+    source = DictSource()
+    options = EngineOptions(
+        model=arguments.model,
+        kernels=arguments.kernels,
+        dtype=arguments.dtype,
+        threads=arguments.threads,
+        max_loras=max(1, arguments.adapters),
+        prefix_caching=False,
+    )
+    engine = build_engine(options, source)
+    print(f"{Path(arguments.model).name}: {engine.info.numerics_id}, {engine.limits.num_blocks} blocks")
+    modules = read_spec(resolve_model(arguments.model)).module_shapes("")
+    dtype = getattr(torch, engine.info.dtype)
+    digests = [source.put(random_adapter(modules, index, arguments.rank, dtype)) for index in range(arguments.adapters)]
+    fill(engine, arguments, digests)
+    prefill, decode = [], []
+    while engine.has_work and len(decode) < arguments.steps:
+        before = engine.stats().computed_tokens
+        engine.step()
+        stats = engine.stats()
+        rows = stats.computed_tokens - before
+        (decode if rows == arguments.rows else prefill).append(stats.last_step)
+    report("prefill", prefill)
+    report("decode", decode)
+
+
+if __name__ == "__main__":
+    main()
