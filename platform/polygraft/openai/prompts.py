@@ -60,7 +60,9 @@ async def chat_prompt(
 
 
 async def encode(served: ServedModel, text: str, *, special: bool, param: str) -> tuple[int, ...]:
-    """Token ids of a text. A text that cannot fit whatever its tokens are is refused (ApiError 400) unread."""
+    """Token ids of a text. Raises ApiError 400: it cannot fit whatever its tokens are (it is not even read then), or
+    the tokenizer knows tokens that the model does not.
+    """
     card, tokenizer = served.card, served.tokenizer
     at_least = len(text) // tokenizer.longest_token
     if at_least > card.max_context:
@@ -68,7 +70,9 @@ async def encode(served: ServedModel, text: str, *, special: bool, param: str) -
             f"The context of `{card.name}` is {card.max_context} tokens; the prompt alone has more than {at_least}.",
             param,
         )
-    return await tokenizer.encode(text, special=special)
+    ids = await tokenizer.encode(text, special=special)
+    check_ids(ids, card, param)
+    return ids
 
 
 def check_ids(ids: Sequence[int], card: ModelCard, param: str) -> None:

@@ -19,7 +19,7 @@ from polygraft.openai.body import read_body
 from polygraft.openai.call import Call, chat_call, completion_call, processing_time
 from polygraft.openai.catalog import ServedModel
 from polygraft.openai.inference import Inference
-from polygraft.openai.prompts import chat_prompt, check_ids
+from polygraft.openai.prompts import chat_prompt, check_ids, encode
 from polygraft.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from polygraft.openai.streaming import StreamedAnswer
 from polygraft.registry.types import ModelEntry
@@ -116,7 +116,7 @@ async def _tokens(inference: Inference, served: ServedModel, body: TokenizeBody)
     if body.messages is None:
         assert body.prompt is not None
         special = True if body.add_special_tokens is None else body.add_special_tokens
-        return await served.tokenizer.encode(body.prompt, special=special)
+        return await encode(served, body.prompt, special=special, param="prompt")
     prompt = await chat_prompt(
         served,
         inference.renderer,

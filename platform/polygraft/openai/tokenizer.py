@@ -34,7 +34,9 @@ class ModelTokenizer:
         return await asyncio.to_thread(self._encode, text, special)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        # The batch call is the one that lets other threads run meanwhile.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""

@@ -19,7 +19,7 @@ from polygraft.card import ModelCard
 from polygraft.openai.catalog import ModelCatalog, ServedModel
 from polygraft.openai.chat import ChatRenderer
 from polygraft.openai.errors import install_error_handlers
-from polygraft.openai.inference import Inference
+from polygraft.openai.inference import Inference, NullObserver, Observer
 from polygraft.openai.routes import build_router
 from polygraft.openai.tokenizer import ModelTokenizer
 from polygraft.queue.gateway import GatewayQueue
@@ -77,7 +77,7 @@ def tokenizers(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def cards() -> Mapping[str, ModelCard]:
     """`base`; `bos`, whose tokenizer writes a BOS as its template does; `strict`, whose template refuses much; `bare`,
-    which has no template; `short`, of 8 tokens.
+    which has no template; `short`, of 8 tokens; `narrow`, which has fewer embeddings than its tokenizer has tokens.
     """
     base = ModelCard(
         name="base",
@@ -105,6 +105,7 @@ def cards() -> Mapping[str, ModelCard]:
         "bos": card("bos", bos_token="<s>", tokenizer="bos"),
         "strict": card("strict", chat_template=STRICT),
         "bare": card("bare", chat_template=None),
+        "narrow": card("narrow", vocab_size=100),
         "short": card("short", max_context=8, chat_template="{{ messages[0].content }}"),
     }
 
@@ -135,19 +136,26 @@ def worker(valkey: str, cards: Mapping[str, ModelCard], tokenizer: Tokenizer) ->
 class _Authenticated:
     """Stands for the gateway's authentication."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, principal: Principal) -> None:
         self._app = app
+        self._principal = principal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["principal"] = PRINCIPAL
+        scope.setdefault("state", {})["principal"] = self._principal
         await self._app(scope, receive, send)
 
 
 @contextlib.asynccontextmanager
 async def running_app(
-    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, renderer: ChatRenderer
+    valkey: str,
+    cards: Mapping[str, ModelCard],
+    tokenizers: Path,
+    renderer: ChatRenderer,
+    *,
+    observer: Observer | None = None,
+    principal: Principal = PRINCIPAL,
 ) -> AsyncIterator[FastAPI]:
-    """The app over a queue of its own, with short keep-alives."""
+    """The app over a queue of its own, with short keep-alives; everybody is `principal`."""
     queue = await GatewayQueue.connect(valkey, "gateway-1")
     inference = Inference(
         queue=queue,
@@ -155,12 +163,13 @@ async def running_app(
         catalog=ModelCatalog(queue.cards, lambda digest: tokenizers / digest),
         gateway_id="gateway-1",
         renderer=renderer,
+        observer=NullObserver() if observer is None else observer,
         keep_alive=0.3,
     )
     app = FastAPI()
     install_error_handlers(app)
     app.include_router(build_router(inference))
-    app.add_middleware(_Authenticated)
+    app.add_middleware(_Authenticated, principal=principal)
     yield app
     await queue.close()
 

@@ -79,6 +79,11 @@ async def test_prompt_ids_outside_the_vocabulary_are_400(client: httpx.AsyncClie
     assert (await ask(client, prompt=[319]))["choices"]
 
 
+async def test_a_text_with_tokens_that_only_the_tokenizer_knows_is_400(client: httpx.AsyncClient) -> None:
+    assert "99" in str((await refusal(client, model="narrow", prompt="Your answer"))["message"])
+    assert (await ask(client, model="narrow", prompt="!"))["choices"]
+
+
 async def test_the_prompt_is_scored_without_generating(client: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
     text = "Your answer: Yes"
     pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text).ids]

@@ -127,3 +127,11 @@ async def test_unknown_routes_and_verbs(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
     assert error_of(answer.content)["type"] == "invalid_request_error"
+
+
+async def test_the_bodies_are_described(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert "model" in schema["required"]
+        assert schema["$id"]
