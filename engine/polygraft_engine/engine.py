@@ -13,17 +13,17 @@ import torch
 
 from polygraft_adapters.types import AdapterError
 from polygraft_engine.adapter_source import AdapterSource
-from polygraft_engine.batch import Batch, build_batch
+from polygraft_engine.batch import build_batch
 from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.decoder import Decoder
-from polygraft_engine.plan import Plan, Sampled, SlotLoad
+from polygraft_engine.plan import Chunk, Plan, Sampled, SlotLoad
 from polygraft_engine.runner import Runner
 from polygraft_engine.sampler import Sampler
 from polygraft_engine.scheduler import Scheduler
 from polygraft_engine.scores import PromptScores
 from polygraft_engine.slots import BASE_SLOT
-from polygraft_engine.stats import EngineStats, StepPhases
+from polygraft_engine.stats import EngineStats, StepPhases, Stopwatch
 from polygraft_engine.types import EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -119,47 +119,27 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Compute the next batch in one forward pass. At most one output per live sequence; empty without work."""
-        began = time.perf_counter()
+        watch = Stopwatch()
         plan = self._scheduler.schedule()
         if not plan.chunks:
             return []
-        scheduled = time.perf_counter()
+        watch.lap("schedule")
         outputs = self._load_adapters(plan)
-        loaded = time.perf_counter()
+        watch.lap("load")
         failed = {output.id for output in outputs}
         chunks = [chunk for chunk in plan.chunks if chunk.id not in failed]
-        batched = computed = drawn = loaded
-        sampled: dict[str, Sampled | None] = {}
-        if chunks:
-            try:
-                batch = build_batch(chunks, self._limits.block_size, self._decoder.backend.device)
-                batched = time.perf_counter()
-                hidden = self._runner.forward(batch)
-                self._forward_passes += 1
-                computed = time.perf_counter()
-                broken = self._score(batch, hidden)
-                tokens = self._runner.sample(batch, hidden)
-                sampled = {chunk.id: token for chunk, token in zip(batch.sampling, tokens, strict=True)}
-            except Exception as error:
-                logger.exception("a step of %d sequences failed", len(chunks))
-                self._failed_steps += 1
-                message = f"the step that computed this request failed: {error}"
-                return outputs + self._fail([chunk.id for chunk in chunks], message)
-            broken += [id for id, token in sampled.items() if token is None]
-            outputs += self._fail(broken, NOT_FINITE)
-            self._computed_tokens += batch.rows
-            drawn = time.perf_counter()
+        try:
+            sampled = self._compute(chunks, watch)
+        except Exception as error:
+            logger.exception("a step of %d sequences failed", len(chunks))
+            self._failed_steps += 1
+            ids = [chunk.id for chunk in chunks]
+            return outputs + self._fail(ids, f"the step that computed this request failed: {error}")
+        outputs += self._fail([id for id, token in sampled.items() if token is None], NOT_FINITE)
         outputs += self._commit(plan, sampled)
-        ended = time.perf_counter()
-        self._step_seconds += ended - began
-        self._last_step = StepPhases(
-            schedule=scheduled - began,
-            load=loaded - scheduled,
-            batch=batched - loaded,
-            forward=computed - batched,
-            sample=drawn - computed,
-            commit=ended - drawn,
-        )
+        watch.lap("commit")
+        self._last_step = watch.phases()
+        self._step_seconds += self._last_step.total
         return outputs
 
     def stats(self) -> EngineStats:
@@ -194,15 +174,25 @@ class Engine:
                 outputs += self._fail(users, f"the adapter {load.digest} could not be loaded: {error}")
         return outputs
 
-    def _score(self, batch: Batch, hidden: torch.Tensor) -> list[str]:
-        """Collect prompt logprobs; the ids whose numbers are not finite."""
-        broken = []
+    def _compute(self, chunks: Sequence[Chunk], watch: Stopwatch) -> dict[str, Sampled | None]:
+        """The tokens drawn, by sequence; None for a sequence whose numbers are not finite."""
+        if not chunks:
+            return {}
+        batch = build_batch(chunks, self._limits.block_size, self._decoder.backend.device)
+        watch.lap("batch")
+        hidden = self._runner.forward(batch)
+        self._forward_passes += 1
+        self._computed_tokens += batch.rows
+        watch.lap("forward")
+        tokens = self._runner.sample(batch, hidden)
+        sampled = {chunk.id: token for chunk, token in zip(batch.sampling, tokens, strict=True)}
         for scored, entries in self._runner.score(batch, hidden):
             if entries is None:
-                broken.append(scored.chunk.id)
+                sampled[scored.chunk.id] = None
             else:
                 self._scores.add(scored.chunk.id, scored.chunk.start, entries)
-        return broken
+        watch.lap("sample")
+        return sampled
 
     def _fail(self, ids: Sequence[str], message: str) -> list[StepOutput]:
         for id in ids:

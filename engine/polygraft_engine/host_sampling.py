@@ -80,9 +80,10 @@ def _invert_cdf(weights: Floats, uniform: float) -> int:
         np.add.reduceat(weights, np.arange(0, weights.shape[0], BLOCK), dtype=np.float64)
     )
     target = uniform * float(blocks[-1])
-    block = min(int(np.searchsorted(blocks, target, side="right")), blocks.shape[0] - 1)
+    block: int = min(int(np.searchsorted(blocks, target, side="right")), blocks.shape[0] - 1)
     inside = weights[block * BLOCK : (block + 1) * BLOCK]
     before = float(blocks[block - 1]) if block > 0 else 0.0
     passed = np.flatnonzero((before + np.cumsum(inside, dtype=np.float64) > target) & (inside > 0.0))
     # rounding may leave the target just past its block's last token
-    return block * BLOCK + int(passed[0] if passed.shape[0] > 0 else np.flatnonzero(inside)[-1])
+    offset: int = passed[0] if passed.shape[0] > 0 else np.flatnonzero(inside)[-1]
+    return block * BLOCK + int(offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from polygraft_engine.plan import SchedulerStats
@@ -23,6 +24,24 @@ class StepPhases:
     @property
     def total(self) -> float:
         return self.schedule + self.load + self.batch + self.forward + self.sample + self.commit
+
+
+class Stopwatch:
+    """Times the phases of one step, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """The phase of this name ends now."""
+        now = time.perf_counter()
+        self._laps[phase] = now - self._last
+        self._last = now
+
+    def phases(self) -> StepPhases:
+        """What has been timed; phases that did not happen took no time."""
+        return StepPhases(**self._laps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
