@@ -70,7 +70,7 @@ class ChatRenderer:
     def _ask(self, line: bytes) -> dict[str, str]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polygraft.openai.render"],
+                [sys.executable, "-P", "-m", "polygraft.openai.render"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,

@@ -105,6 +105,9 @@ Content = Annotated[
 ]
 
 
+ModelName = Annotated[str, Field(max_length=512)]
+
+
 class Body(BaseModel):
     """What all bodies share: strict, frozen, unknown fields not read."""
 
@@ -139,7 +142,7 @@ class Message(Body):
 class SamplingBody(Body):
     """The part of a request that says how to generate."""
 
-    model: str
+    model: ModelName
     n: int = Field(1, ge=1, le=MAX_N)
     best_of: int | None = None
     temperature: float = Field(1.0, ge=0, le=2)
@@ -214,7 +217,7 @@ class CompletionBody(SamplingBody):
 class TokenizeBody(Body):
     """POST /tokenize: a text or a conversation."""
 
-    model: str
+    model: ModelName
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
@@ -233,5 +236,5 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    model: str
+    model: ModelName
     tokens: list[int]

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from polygraft.errors import ApiError
 from polygraft.openai import wire
 from polygraft.openai.answer import Answer, failure
+from polygraft.openai.call import Call
 from polygraft.openai.errors import internal_error, log_failure
 from polygraft.queue.stream import Arrived, JobStream
 
@@ -26,7 +27,7 @@ class StreamedAnswer(Answer):
 
     async def answer(self, events: JobStream, scope: Scope, receive: Receive, send: Send) -> int:
         """See Answer."""
-        body = _Body(send, self.call.headers)
+        body = _Body(send, self.call)
         try:
             while True:
                 try:
@@ -68,9 +69,9 @@ class StreamedAnswer(Answer):
 class _Body:
     """The response's body; its headers go out with the first write."""
 
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+    def __init__(self, send: Send, call: Call) -> None:
         self._send = send
-        self._headers = headers
+        self._call = call
         self.started = False
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
@@ -81,7 +82,7 @@ class _Body:
                 "content-type": "text/event-stream; charset=utf-8",
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
-                **self._headers,
+                **self._call.headers,
             }
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -78,7 +78,7 @@ def test_legal_values(field: str, legal: list[Any]) -> None:
         ("top_logprobs", [21, -1, 2 * 10**9]),
         ("logprobs", [1, "yes"]),
         ("messages", ["hi", [], {}, [5], ["hi"], [{}]]),
-        ("model", [5, ["m"]]),
+        ("model", [5, ["m"], "m" * 513]),
         ("chat_template_kwargs", [5, []]),
     ],
 )

@@ -157,7 +157,7 @@ async def test_comments_keep_a_waiting_stream_alive(client: httpx.AsyncClient, w
 
     worker.script = script
     answer = await stream(client)
-    assert answer.text.count(": keep-alive\n\n") == 2
+    assert answer.text.count(": keep-alive\n\n") >= 2
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks_of(answer)) == "ab"
 
 
@@ -169,4 +169,5 @@ async def test_an_error_after_a_comment_is_an_event(client: httpx.AsyncClient, w
     worker.script = script
     answer = await stream(client)
     assert answer.text.startswith(": keep-alive\n\n")
+    assert int(answer.headers["openai-processing-ms"]) >= 300
     assert [error_of(event.encode())["type"] for event in events_of(answer)] == ["server_error"]
