@@ -56,8 +56,6 @@ class Scheduler:
         self._clock = clock
         self._age_limit = age_limit
         self._max_context = limits.max_context
-        # With at least one token of budget for each, decodes cannot keep an older prefill from progressing.
-        self._max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._pool = BlockPool(limits.num_blocks, limits.block_size)
         self._slots = SlotTable(limits.max_loras)
         self._sequences: dict[str, Sequence] = {}
@@ -114,6 +112,7 @@ class Scheduler:
         for sequence in [*decodes, *prefills]:
             if sequence.state is State.RUNNING:  # not preempted for the sake of one before it
                 self._continue(sequence, step)
+        # What a preemption frees is for those that run already, some of which may lack a block.
         if not step.preempted:
             self._admit(step, prefills)
         self._in_flight = self._build(step)
@@ -172,7 +171,8 @@ class Scheduler:
             assert [s.arrival for s in line] == sorted({s.arrival for s in line}), "a line is out of order"
         assert {s.id: s for s in [*running, *waiting]} == self._sequences, "a sequence is lost"
         assert len(running) + len(waiting) == len(self._sequences), "a sequence is in both lines"
-        assert len(running) <= self._max_running
+        # Whoever is admitted finds budget left over, so decodes can never keep an older prefill from progressing.
+        assert len(running) <= min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens)
         for sequence in waiting:
             assert len(sequence.table) == 0, f"{sequence.id} waits and holds blocks"
             assert sequence.computed == 0, f"{sequence.id} waits with computed tokens"
@@ -221,32 +221,33 @@ class Scheduler:
         if not self._waiting:
             return
         now = self._clock()
-        # Blocks not promised to anybody: running sequences still need some for the tokens they have.
-        spare = self._pool.available - sum(s.table.missing(len(s.tokens)) for s in self._running)
         draining = False
         for sequence in self._waiting.oldest(ADMISSION_WINDOW):
-            if step.budget == 0 or len(self._running) == self._max_running:
+            # With budget left, everybody who runs has got all the blocks it needs for its tokens.
+            if step.budget == 0 or len(self._running) == self._limits.max_num_seqs:
                 return
             overdue = now - sequence.arrived_at >= self._age_limit
             if not self._slots.admits(sequence.adapter) or (draining and sequence.adapter is not None):
                 draining = draining or overdue
                 continue
             blocks = sequence.table.match() if sequence.takes_prefix_hits else []
-            if not overdue and self._in_the_making(sequence, len(blocks), prefills):
+            if self._in_the_making(sequence, len(blocks), prefills):
                 continue
             cost = sequence.table.missing(len(sequence.tokens)) - sum(map(self._pool.in_use, blocks))
             # One block of headroom for each running sequence, or the next few decodes would preempt the newcomer.
-            if cost + len(self._running) > spare:
+            if cost + len(self._running) > self._pool.available:
                 if overdue:
                     return
                 continue
-            spare -= cost
             self._start(sequence, blocks)
             self._continue(sequence, step)
             prefills.append(sequence)
 
     def _in_the_making(self, sequence: Sequence, matched: int, prefills: list[Sequence]) -> bool:
-        """Whether a running sequence is computing the very block this one needs next: waiting gets it for nothing."""
+        """Whether a running sequence is computing the very block this one needs next: waiting gets it for nothing.
+
+        It waits hardly longer than it would anyway: while that prefill is incomplete it takes the whole budget.
+        """
         key = sequence.table.next_key(matched) if sequence.takes_prefix_hits else None
         return key is not None and any(other.table.will_publish(matched, key) for other in prefills)
 

@@ -38,7 +38,6 @@ class SlotTable:
         if digest not in self._slots:
             self._slots[digest] = self._free.pop() if self._free else self._evict()
             self._unwritten.add(digest)
-        self._slots.move_to_end(digest)
         self._pins[digest] = self._pins.get(digest, 0) + 1
         return self._slots[digest]
 

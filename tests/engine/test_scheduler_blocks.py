@@ -99,18 +99,66 @@ def test_small_sequences_pass_a_big_one_that_does_not_fit() -> None:
 
 
 def test_nothing_younger_passes_a_big_one_that_is_overdue() -> None:
-    harness = Harness(make_limits(num_blocks=16), age_limit=5.0, seconds_per_step=1.0)
+    harness = Harness(make_limits(num_blocks=24), age_limit=5.0, seconds_per_step=1.0)
     harness.add(make_generation("running", 30, max_tokens=20))
     harness.step()
-    harness.add(make_generation("big", 40, max_tokens=4))
+    harness.add(make_generation("big", 64, max_tokens=4))
     for step in range(60):
-        harness.add(make_generation(f"small-{step}", 3, max_tokens=12))
+        harness.add(make_generation(f"small-{step}", 3, max_tokens=2))
         if "big" in ids(harness.step()):
             break
     started = {id for plan in harness.plans[:-1] for id in ids(plan)} - {"running"}
-    assert started
-    assert started <= {f"small-{step}" for step in range(5)}, "only before its limit it is passed"
+    assert started == {f"small-{step}" for step in range(5)}, "it is passed until its age limit, and no longer"
     harness.run()
+    harness.assert_undisturbed()
+
+
+def test_an_older_prefill_takes_the_blocks_of_a_younger_decode_planned_in_the_same_step() -> None:
+    harness = Harness(make_limits(num_blocks=13, max_num_batched_tokens=3))
+    harness.add(make_generation("first", 36))
+    for _ in range(12):
+        harness.step()
+    harness.add(make_generation("big", 40, max_tokens=4), make_generation("young", 3, max_tokens=40))
+    harness.step()
+    assert "young" in ids(harness.step()), "it passed the big one, which does not fit"
+    harness.cancel("first")
+    while not harness.step().preempted:
+        assert ids(harness.plans[-1]) == ["young", "big"]
+    assert harness.plans[-1].preempted == ("young",)
+    assert ids(harness.plans[-1]) == ["big"]
+    harness.run()
+    harness.assert_undisturbed()
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    harness = Harness(make_limits(num_blocks=8, max_num_seqs=3))
+    harness.add(
+        *(make_generation(f"{i}", 4, max_tokens=20) for i in range(2)), make_generation("young", 4, max_tokens=20)
+    )
+    for step in range(40):
+        harness.add(make_generation(f"small-{step}", 1, max_tokens=1))
+        plan = harness.step()
+        if plan.preempted:
+            break
+    assert plan.preempted == ("young",)
+    assert set(ids(plan)) == {"0", "1"}
+    harness.run()
+    harness.assert_undisturbed()
+
+
+def test_cached_blocks_that_a_sequence_would_revive_are_not_counted_as_space_for_it() -> None:
+    harness = Harness(make_limits(num_blocks=16))
+    prompt = tuple(range(100, 140))
+    harness.add(make_generation("first", prompt, max_tokens=1))
+    harness.run()
+    harness.add(make_generation("running", 22, max_tokens=3))
+    harness.step()
+    assert (harness.scheduler.stats().blocks_used, harness.scheduler.stats().blocks_cached) == (6, 10)
+    harness.add(make_generation("second", prompt + tuple(range(8))))
+    assert ids(harness.step()) == ["running"], "ten blocks of twelve are cached, but they are all the space there is"
+    harness.run()
+    assert harness.scheduler.stats().preemptions == 0
+    assert harness.results["second"].cached_tokens == 40
     harness.assert_undisturbed()
 
 

@@ -118,18 +118,6 @@ def test_who_waits_for_a_prefix_lets_others_pass() -> None:
     harness.assert_undisturbed()
 
 
-def test_a_follower_waits_only_as_long_as_the_age_limit() -> None:
-    harness = Harness(make_limits(max_num_batched_tokens=16), age_limit=2.0, seconds_per_step=1.0)
-    shared = tuple(range(200))
-    harness.add(make_generation("leader", shared), make_generation("follower", shared))
-    plans = [harness.step() for _ in range(3)]
-    assert [len(plan.chunks) for plan in plans] == [1, 1, 1], "the leader takes the whole budget"
-    harness.cancel("leader")
-    assert [(chunk.id, chunk.start) for chunk in harness.step().chunks] == [("follower", 48)]
-    harness.run()
-    harness.assert_undisturbed()
-
-
 def test_a_follower_goes_on_when_its_leader_is_cancelled() -> None:
     harness = Harness(make_limits(max_num_batched_tokens=8))
     harness.add(make_generation("leader", PROMPT), make_generation("follower", PROMPT))
