@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from polygraft_engine.adapter_source import AdapterSource
@@ -58,9 +60,14 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         backend=backend.name,
         passed_over=choice.passed_over,
         dtype=dtype_name,
-        numerics_id=f"{_variant(backend)}/{dtype_name}/{contents_digest(folder)}",
+        numerics_id=numerics_id(backend, dtype_name, folder),
     )
     return Engine(decoder, banks, limits, adapters, info)
+
+
+def numerics_id(backend: Backend, dtype_name: str, folder: Path) -> str:
+    """Equal for engines that compute equal outputs: backend, instruction set, dtype and model."""
+    return f"{_variant(backend)}/{dtype_name}/{contents_digest(folder)}"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -39,7 +39,7 @@ def find_server() -> str:
 
 
 def die_with_parent() -> None:
-    """For a child, before it execs: the kernel ends it when the thread that started it is gone, even by SIGKILL (Linux)."""
+    """For a child, before it execs: the kernel ends it once the thread that started it is gone, however (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -130,7 +130,7 @@ class GatewayQueue:
         return stream
 
     async def cards(self) -> dict[str, ModelCard]:
-        """Every model known, by name: those that have a live worker, ready or not, or had one within the last minute."""
+        """Every model known, by name: those with a live worker, ready or not, or that had one within a minute."""
         return await self._reached(self._directory.cards())
 
     async def ready_models(self) -> frozenset[str]:

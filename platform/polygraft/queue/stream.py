@@ -62,8 +62,9 @@ class JobStream:
         return arrived
 
     async def cancel(self) -> None:
-        """Ask for the job's end. Idempotent; the final event still comes, with the usage so far. Safe to be interrupted:
-        the wish is noted before the first await.
+        """Ask for the job's end. Idempotent; the final event still comes, with the usage so far.
+
+        Safe to be interrupted: the wish is noted before the first await.
         """
         if not self.ended:
             await self._on_cancel(self)

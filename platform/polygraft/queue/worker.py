@@ -52,6 +52,8 @@ class Verdicts:
     """End these with a final event."""
     stale: frozenset[str]
     """Drop these without a word: they ended, or are another worker's."""
+    work: bool
+    """Jobs of this worker's model are queued."""
 
 
 class WorkerQueue:
@@ -131,6 +133,7 @@ class WorkerQueue:
         limits = self._limits
         arguments: list[Any] = [
             self.worker_id,
+            self.model,
             step_ended,
             milliseconds(limits.lease),
             milliseconds(limits.record_ttl),
@@ -142,8 +145,10 @@ class WorkerQueue:
             else:
                 final = "1" if event.final else ""
                 arguments += (emission.job, emission.attempt, event.seq, final, encode(event))
-        cancelled, stale = self._reached(self._publish, arguments)
-        return Verdicts(frozenset(job.decode() for job in cancelled), frozenset(job.decode() for job in stale))
+        cancelled, stale, work = self._reached(self._publish, arguments)
+        return Verdicts(
+            frozenset(job.decode() for job in cancelled), frozenset(job.decode() for job in stale), bool(work)
+        )
 
     def wait(self, timeout: float, *, work: bool = True) -> None:
         """Sleep until a job is queued (unless `work` is false), one of this worker's is cancelled, or `timeout`

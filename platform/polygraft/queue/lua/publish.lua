@@ -1,12 +1,13 @@
--- worker, step_ended (s), lease (ms), record_ttl (ms), then for each job: id, attempt, seq, final ('1' or ''), event
--- An empty event only renews the lease. -> {this worker's jobs to cancel, jobs of this call that are not its own}
+-- worker, model, step_ended (s), lease (ms), record_ttl (ms),
+-- then for each job: id, attempt, seq, final ('1' or ''), event; an empty event only renews the lease
+-- -> {this worker's jobs to cancel, jobs of this call that are not its own, 1 if the model has queued jobs}
 -- Fenced by worker and attempt; an event that is already in the record is not announced twice.
-local worker, step_ended = ARGV[1], tonumber(ARGV[2])
-local lease, record_ttl = tonumber(ARGV[3]), tonumber(ARGV[4])
+local worker, model, step_ended = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local lease, record_ttl = tonumber(ARGV[4]), tonumber(ARGV[5])
 local now = now_ms()
 local stale, news = {}, {}
 
-for i = 5, #ARGV, 5 do
+for i = 6, #ARGV, 5 do
   local id, attempt, seq, final, event = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
   local job = redis.call('HMGET', JOB .. id, 'worker', 'attempt', 'state', 'gateway', 'deadline')
   local gateway, deadline = job[4], tonumber(job[5])
@@ -41,4 +42,4 @@ end
 for gateway, events in pairs(news) do
   announce(gateway, step_ended, events)
 end
-return { redis.call('SMEMBERS', CANCELS .. worker), stale }
+return { redis.call('SMEMBERS', CANCELS .. worker), stale, redis.call('EXISTS', RING .. model) }

@@ -1,0 +1,135 @@
+"""The worker process: one model, one engine, jobs from the queue. The only importer of the engine's loop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import uuid
+from contextlib import ExitStack
+from types import FrameType
+
+import structlog
+import torch
+
+from polygraft.blobs import BlobError, BlobStore
+from polygraft.errors import ConfigError
+from polygraft.places import places
+from polygraft.queue.limits import QueueLimits
+from polygraft.queue.worker import QueueUnavailable, WorkerQueue
+from polygraft.settings import Settings
+from polygraft.supervisor import CONFIG_EXIT_CODE
+from polygraft.worker_adapters import HostAdapters
+from polygraft.worker_card import Prepared, prepare
+from polygraft.worker_loop import WorkerLoop
+from polygraft.worker_vitals import Heartbeat, Vitals
+from polygraft_adapters.weights import AdapterWeights, load_adapter
+from polygraft_engine.build import build_engine
+from polygraft_engine.engine import Engine
+from polygraft_engine.types import EngineError
+from polygraft_kernels.api import BackendUnavailable
+
+log = structlog.get_logger(__name__)
+
+
+def run(settings: Settings) -> None:
+    """Serve jobs until SIGTERM or SIGINT, then drain. Leaves by SystemExit: 0 done; 78 for what no restart can help,
+    told on stderr; 1 when Redis stayed away.
+    """
+    stop = _Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop.on_signal)
+    try:
+        _serve(settings, stop)
+    except (ConfigError, EngineError, BackendUnavailable) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(CONFIG_EXIT_CODE)
+    except QueueUnavailable as error:
+        log.error("worker_failed", error=str(error))
+        sys.exit(1)
+    sys.exit(0)
+
+
+class _Stop:
+    """The wish to stop, which a signal expresses. Nothing is lost by stopping at once while the model loads."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.at_once = True
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler."""
+        self.asked = True
+        if self.at_once:
+            raise SystemExit(0)
+
+
+def _serve(settings: Settings, stop: _Stop) -> None:
+    if settings.redis_url is None:
+        raise ConfigError("a worker needs --redis-url, where it takes its jobs from")
+    limits = QueueLimits()
+    blobs = BlobStore(places(settings).blobs)
+    prepared = prepare(settings, blobs)
+    model = prepared.card.name
+    worker_id = f"wrk_{uuid.uuid4().hex}"
+    structlog.contextvars.bind_contextvars(worker=worker_id, model=model)
+    vitals = Vitals(worker_id, model)
+    with ExitStack() as stack:
+        queue = WorkerQueue(settings.redis_url, worker_id, model, limits)
+        stack.callback(queue.close)
+        beating = WorkerQueue(settings.redis_url, worker_id, model, limits)
+        stack.callback(beating.close)
+        queue.register(prepared.card, vitals.status())
+        stack.callback(queue.deregister)
+        heartbeat = Heartbeat(vitals, beating.heartbeat, limits.beat)
+        heartbeat.start()
+        stack.callback(heartbeat.stop)
+        adapters = HostAdapters(_Loader(prepared, blobs), settings.max_cpu_loras)
+        stack.callback(adapters.close)
+        engine = _load(prepared, adapters)
+        loop = WorkerLoop(queue, engine, adapters, prepared.files.tokenizer(), vitals, settings.max_num_seqs)
+        stop.at_once = False
+        vitals.state = "ready"
+        vitals.rests(engine)
+        queue.heartbeat(vitals.status())
+        log.info("worker_ready", backend=engine.info.backend, dtype=engine.info.dtype, blocks=engine.limits.num_blocks)
+        while not stop.asked:
+            loop.turn()
+        log.info("worker_draining")
+        vitals.state = "draining"
+        queue.heartbeat(vitals.status())
+        loop.drain(time.monotonic() + settings.drain_timeout)
+
+
+def _load(prepared: Prepared, adapters: HostAdapters[AdapterWeights]) -> Engine:
+    """The engine, as the card that has been registered promises it."""
+    began = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        log.debug("loading", layers=done, of=total)
+
+    engine = build_engine(prepared.options, adapters, progress)
+    for reason in engine.info.passed_over:
+        log.warning("backend_passed_over", reason=reason)
+    assert engine.limits.max_context == prepared.card.max_context
+    assert engine.info.numerics_id == prepared.card.numerics_id
+    log.info("model_loaded", seconds=round(time.monotonic() - began, 1))
+    return engine
+
+
+class _Loader:
+    """Reads adapters out of the blob store, in the dtype that the engine computes in."""
+
+    def __init__(self, prepared: Prepared, blobs: BlobStore) -> None:
+        self._prepared = prepared
+        self._blobs = blobs
+        self._dtype: torch.dtype = getattr(torch, prepared.options.dtype)
+
+    def __call__(self, digest: str) -> AdapterWeights:
+        """Raises AdapterError for a broken adapter, EngineError for one that is not there."""
+        card = self._prepared.card
+        try:
+            folder = self._blobs.adapter_path(digest)
+            return load_adapter(folder, card.modules, card.max_lora_rank, self._dtype)
+        except (BlobError, OSError) as error:
+            raise EngineError(f"the adapter {digest} cannot be read: {error}") from error
