@@ -6,15 +6,16 @@ import sys
 
 import torch
 
+from polygraft_kernels.native import runnable
 from polygraft_kernels.registry import choose
 
 
 def main() -> None:
-    """Print one line for the choice and one for each backend passed over."""
+    """Print one line per fact."""
     choice = choose("auto", torch.device("cpu"), torch.bfloat16)
-    sys.stdout.write(f"kernels: {choice.backend.name}\n")
-    for reason in choice.passed_over:
-        sys.stdout.write(f"kernels: not {reason}\n")
+    instructions = f" ({runnable()[-1]})" if choice.backend.name == "native" else ""
+    lines = [f"kernels: {choice.backend.name}{instructions}", *(f"passed over {why}" for why in choice.passed_over)]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

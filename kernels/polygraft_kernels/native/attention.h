@@ -1,0 +1,205 @@
+// Causal attention over paged keys and values, read where they lie.
+//
+// A tile is up to MaxQueries query vectors (rows x the query heads that share a key/value head) of one sequence.
+// Keys pass in spans that start at fixed positions; each query carries its running maximum and sum (online softmax).
+// A span that a query may not see at all changes nothing in it, bit for bit, so results do not depend on the tile.
+#pragma once
+
+#include <math.h>
+
+#include "kv.h"
+#include "linear.h"
+
+namespace pg {
+namespace PG_ISA {
+
+constexpr int MaxQueries = 24;
+constexpr int MaxHeadDim = 512;
+constexpr int Span = 64;  // keys; a block size that does not divide it has spans of one block
+constexpr int MaxSpan = 256;
+
+struct Attention {
+    const Cache& cache;
+    const Step& step;
+    Heads queries;
+    long heads;
+    long window;  // 0: none
+
+    long share() const { return heads / cache.kv_heads; }
+    long span() const { return Span % cache.block_size == 0 ? Span : cache.block_size; }
+    long rows(long sequence) const { return step.query_starts[sequence + 1] - step.query_starts[sequence]; }
+    long tiles(long sequence) const { return (rows(sequence) * share() + MaxQueries - 1) / MaxQueries; }
+};
+
+template <int L, class T>
+struct AttentionTile {
+    const Attention& all;
+    const int32_t* blocks;
+    long kv_head;
+    long count;                 // query vectors
+    long position[MaxQueries];  // of each one's row
+    long dim, lds, ldq;
+    alignas(64) float query[MaxQueries * MaxHeadDim];  // scaled by 1 / sqrt(D)
+    alignas(64) float out[MaxQueries * MaxHeadDim];
+    alignas(64) float score[MaxQueries * MaxSpan];
+    float highest[MaxQueries];
+    Float<L> total[MaxQueries];
+
+    AttentionTile(const Attention& all, long sequence, long kv_head)
+        : all(all), blocks(all.step.block_tables + sequence * all.step.table_width), kv_head(kv_head) {
+        dim = all.cache.head_dim;
+        ldq = dim;
+        lds = all.span();
+    }
+
+    // Query vector m is row first / share, head first % share of the sequence's rows.
+    template <class Finish>
+    void run(long first_row, long first, long number, Finish finish) {
+        count = number;
+        float scale = 1.0f / sqrtf(float(dim));
+        long share = all.share();
+        for (long m = 0; m < count; ++m) {
+            long row = first_row + (first + m) / share, head = kv_head * share + (first + m) % share;
+            const T* from = static_cast<const T*>(all.queries.data) + row * all.queries.row + head * all.queries.head;
+            for (long d = 0; d < dim; d += L) {
+                store<L>(query + m * ldq + d, load<L>(from + d) * scale);
+                store<L>(out + m * ldq + d, Float<L>{});
+            }
+            position[m] = all.step.positions[row];
+            highest[m] = -INFINITY;
+            total[m] = Float<L>{};
+        }
+        long end = position[count - 1] + 1;
+        long begin = all.window > 0 && position[0] >= all.window ? position[0] - all.window + 1 : 0;
+        for (long key = begin / lds * lds; key < end; key += lds) {
+            long keys = end - key < lds ? end - key : lds;
+            score_keys(key, keys);
+            for (long m = 0; m < count; ++m) weigh(m, key, keys);
+            add_values(key, keys);
+        }
+        for (long m = 0; m < count; ++m) {
+            float inverse = 1.0f / sum<L>(total[m]);
+            long row = first_row + (first + m) / share, head = kv_head * share + (first + m) % share;
+            for (long d = 0; d < dim; d += L) finish(row, head, d, load<L>(out + m * ldq + d) * inverse);
+        }
+    }
+
+private:
+    const T* block(void* base, long key) const {
+        return block_of<T>(base, all.cache, blocks[key / all.cache.block_size], kv_head);
+    }
+
+    // score[m][j] = query m . key j, for whole vectors of keys.
+    void score_keys(long key, long keys) {
+        for (long j = 0; j < keys;) {
+            const T* panel = block(all.cache.keys, key + j) + (key + j) % all.cache.block_size * dim;
+            bool two = keys - j > L && (j + L) % all.cache.block_size != 0;
+            over_rows([&](auto rows, long m) PG_ALWAYS {
+                if (two)
+                    product<L, rows, 2, 1>(query + m * ldq, ldq, panel, dim * L, dim, score + m * lds + j, lds, true);
+                else
+                    product<L, rows, 1, 1>(query + m * ldq, ldq, panel, dim * L, dim, score + m * lds + j, lds, true);
+            });
+            j += two ? 2 * L : L;
+        }
+    }
+
+    // Turns query m's scores into weights e^(score - highest), those of unseen keys into 0, and rescales what it has.
+    void weigh(long m, long key, long keys) {
+        float* mine = score + m * lds;
+        long from = all.window > 0 ? position[m] - all.window - key : -1;  // sees keys from < j <= to of this span
+        long to = position[m] - key;
+        if (to < 0 || from >= keys) {
+            for (long j = 0; j < keys; j += L) store<L>(mine + j, Float<L>{});
+            return;
+        }
+        Float<L> most = splat<L>(-INFINITY);
+        for (long j = 0; j < keys; j += L) {
+            Float<L> s = seen(j, from, to) ? load<L>(mine + j) : splat<L>(-INFINITY);
+            store<L>(mine + j, s);
+            most = max<L>(most, s);
+        }
+        float before = highest[m];
+        float now = largest<L>(most);
+        if (now < before) now = before;
+        highest[m] = now;
+        Float<L> sums = {};
+        for (long j = 0; j < keys; j += L) {
+            Float<L> weight = seen(j, from, to) ? exp<L>(load<L>(mine + j) - now) : Float<L>{};
+            store<L>(mine + j, weight);
+            sums = sums + weight;
+        }
+        if (before == now) {
+            total[m] = total[m] + sums;
+            return;
+        }
+        Float<L> shrink = before == -INFINITY ? Float<L>{} : exp<L>(splat<L>(before - now));
+        total[m] = total[m] * shrink + sums;
+        for (long d = 0; d < dim; d += L) store<L>(out + m * ldq + d, load<L>(out + m * ldq + d) * shrink);
+    }
+
+    PG_INLINE typename Lanes<L>::I seen(long j, long from, long to) {
+        typename Lanes<L>::I lane;
+        for (int i = 0; i < L; ++i) lane[i] = i;
+        lane += int32_t(j);
+        return (lane > int32_t(from)) & (lane <= int32_t(to));
+    }
+
+    // out[m] += sum over keys of weight * value, ascending.
+    void add_values(long key, long keys) {
+        long step = all.cache.block_size;
+        for (long j = 0; j < keys; j += step) {
+            long depth = keys - j < step ? keys - j : step;
+            const T* panel = block(all.cache.values, key + j);
+            over_rows([&](auto rows, long m) PG_ALWAYS {
+                for (long d = 0; d < dim;) {
+                    bool two = d + L < dim;
+                    const T* values = panel + d * step;
+                    float* to = out + m * ldq + d;
+                    if (two)
+                        product<L, rows, 2, 1>(score + m * lds + j, lds, values, step * L, depth, to, ldq, false);
+                    else
+                        product<L, rows, 1, 1>(score + m * lds + j, lds, values, step * L, depth, to, ldq, false);
+                    d += two ? 2 * L : L;
+                }
+            });
+        }
+    }
+
+    // f(Index<rows>, m) over all queries, in groups of as many rows as the registers hold.
+    template <class F>
+    PG_INLINE void over_rows(F f) {
+        constexpr int Most = L < VL ? 2 : MaxRows;  // shapes that need short vectors are rare: little code for them
+        long groups = (count + Most - 1) / Most;
+        for (long i = 0; i < groups; ++i) {
+            long m = count * i / groups;
+            with_count<Most>(count * (i + 1) / groups - m, [&](auto rows) PG_ALWAYS { f(rows, m); });
+        }
+    }
+};
+
+// One phase, no barrier. finish(row, head, d, vector of L) gets every result once.
+template <int L, class T, class Finish>
+void attention(Team& team, const Attention& all, Finish finish) {
+    auto pieces = [&](long s) { return all.cache.kv_heads * all.tiles(s); };
+    team.share_ragged(all.step.sequences, pieces, [&](long sequence, long piece) {
+        long tiles = all.tiles(sequence), queries = all.rows(sequence) * all.share();
+        long i = tiles - 1 - piece % tiles;  // the late rows see most keys: first
+        long first = queries * i / tiles;
+        AttentionTile<L, T> tile(all, sequence, piece / tiles);
+        tile.run(all.step.query_starts[sequence], first, queries * (i + 1) / tiles - first, finish);
+    });
+}
+
+template <class T, class Finish>
+void attention(Team& team, const Attention& all, Finish finish) {
+    if (VL >= 16 && all.cache.lanes == 16)
+        attention<16 <= VL ? 16 : 4, T>(team, all, finish);
+    else if (VL >= 8 && all.cache.lanes == 8)
+        attention<8 <= VL ? 8 : 4, T>(team, all, finish);
+    else
+        attention<4, T>(team, all, finish);
+}
+
+}  // namespace PG_ISA
+}  // namespace pg

@@ -1,0 +1,278 @@
+"""The operations of `api.Backend` as calls into the library: check, take addresses, call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polygraft_kernels.api import (
+    Backend,
+    DecoderLayer,
+    KVCache,
+    LoraBank,
+    LoraGroups,
+    LoraLinear,
+    PackedLinear,
+    SampleTensors,
+    StepTensors,
+)
+from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.native import layouts
+from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
+from polygraft_kernels.native.library import DTYPES, Functions, Unit
+from polygraft_kernels.native.storage import NativeBank, NativeCache, NativeLinear
+from polygraft_kernels.reference.sampling import sample
+
+
+class NativeBackend(Backend):
+    """C++ on the processor, in float32 or bfloat16, on as many threads as torch uses.
+
+    Results of a row do not depend on the other rows, the number of threads or how a sequence was chunked, bit for bit.
+    """
+
+    name: ClassVar[str] = "native"
+
+    def __init__(self, unit: Unit) -> None:
+        self.device = torch.device("cpu")
+        self.dtypes = frozenset(DTYPES)
+        self.unit = unit
+        self._last_step: tuple[StepTensors, Step] | None = None
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
+        check_weight(weight, bias)
+        self._functions(weight)
+        return NativeLinear(weight, bias, self.unit.lanes)
+
+    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, NativeLinear)
+        functions = self._functions(x, weight.dtype)
+        _check_rows(x, "x", weight.in_features)
+        rows = x.shape[0]
+        y = torch.empty((rows, weight.out_features), dtype=x.dtype)
+        if rows > 0:
+            functions.linear(weight.address, x.data_ptr(), x.stride(0), rows, y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> NativeBank:
+        return NativeBank(in_features, segments, num_slots, _supported(dtype), self.unit.lanes)
+
+    def lora(self, y: Tensor, x: Tensor, bank: LoraBank, groups: LoraGroups) -> None:
+        assert isinstance(bank, NativeBank)
+        functions = self._functions(x, bank.dtype)
+        require(y.dtype == x.dtype, f"y is {y.dtype}, x {x.dtype}")
+        _check_rows(x, "x", bank.in_features)
+        _check_rows(y, "y", sum(bank.segments))
+        check_groups(groups, bank, x.shape[0])
+        packed = pack_groups(groups)
+        functions.lora(
+            bank.address,
+            address(packed),
+            x.data_ptr(),
+            x.stride(0),
+            y.data_ptr(),
+            y.stride(0),
+            torch.get_num_threads(),
+        )
+
+    def kv_cache(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> NativeCache:
+        return NativeCache(num_blocks, block_size, kv_heads, head_dim, _supported(dtype), self.unit.lanes)
+
+    def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+        assert isinstance(cache, NativeCache)
+        functions = self._functions(k, cache.dtype)
+        require(v.dtype == k.dtype, f"v is {v.dtype}, k {k.dtype}")
+        _check_heads(k, "k", cache.kv_heads, cache.head_dim)
+        _check_heads(v, "v", cache.kv_heads, cache.head_dim)
+        _check_integers(slot_mapping, "slot_mapping", torch.int64)
+        rows = k.shape[0]
+        require(v.shape[0] == rows == slot_mapping.shape[0], "k, v and slot_mapping differ in rows")
+        functions.store_kv(cache.address, byref(heads_of(k)), byref(heads_of(v)), slot_mapping.data_ptr(), rows)
+
+    def attention(self, q: Tensor, cache: KVCache, step: StepTensors, window: int | None) -> Tensor:
+        assert isinstance(cache, NativeCache)
+        functions = self._functions(q, cache.dtype)
+        heads = q.shape[1]
+        _check_heads(q, "q", heads, cache.head_dim)
+        require(heads % cache.kv_heads == 0, f"{heads} query heads do not share {cache.kv_heads} key heads evenly")
+        require(q.shape[0] == step.positions.shape[0], "q and positions differ in rows")
+        out = torch.empty(q.shape, dtype=q.dtype)
+        functions.attention(
+            cache.address,
+            address(self._step(step)),
+            byref(heads_of(q)),
+            heads,
+            _window(window),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        functions = self._functions(x, weight.dtype)
+        width = x.shape[-1]
+        require(weight.is_contiguous() and tuple(weight.shape) == (width,), f"the weight is not a contiguous [{width}]")
+        rows = x if x.dim() == 3 and x.stride(2) == 1 else x.contiguous().view(-1, 1, width)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        functions.rms_norm(
+            byref(heads_of(rows)),
+            weight.data_ptr(),
+            rows.shape[0],
+            rows.shape[1],
+            width,
+            eps,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+        functions = self._functions(q, k.dtype)
+        dim = q.shape[2]
+        _check_heads(q, "q", q.shape[1], dim)
+        _check_heads(k, "k", k.shape[1], dim)
+        _check_table(table, dim)
+        _check_integers(positions, "positions", torch.int64)
+        require(q.shape[0] == k.shape[0] == positions.shape[0], "q, k and positions differ in rows")
+        functions.rope(
+            byref(heads_of(q)),
+            q.shape[1],
+            byref(heads_of(k)),
+            k.shape[1],
+            positions.data_ptr(),
+            q.shape[0],
+            table.data_ptr(),
+            dim,
+        )
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        functions = self._functions(gate_up)
+        require(gate_up.shape[-1] % 2 == 0, f"gate_up {list(gate_up.shape)} is not [T, 2 I]")
+        _check_rows(gate_up, "gate_up", gate_up.shape[-1])
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=gate_up.dtype)
+        functions.silu_mul(gate_up.data_ptr(), gate_up.stride(0), rows, width, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def sample(self, logits: Tensor, how: SampleTensors) -> Tensor:
+        return sample(logits, how)
+
+    def decoder_layer(
+        self, x: Tensor, layer: DecoderLayer, cache: KVCache, step: StepTensors, rope_table: Tensor
+    ) -> Tensor:
+        """One call for the whole layer, the same bits as the single operations. Overwrites and returns x."""
+        assert isinstance(cache, NativeCache)
+        first = layer.qkv.weight
+        assert isinstance(first, NativeLinear)
+        functions = self._functions(x, cache.dtype)
+        if first.fused is None or first.fused[0] is not layer:
+            first.fused = (layer, _describe(layer, cache, x.dtype))
+        require(x.dim() == 2 and x.shape == (step.positions.shape[0], first.in_features), f"x is {list(x.shape)}")
+        _check_table(rope_table, cache.head_dim)
+        x = x.contiguous()
+        if x.shape[0] > 0:
+            functions.layer(
+                address(first.fused[1]),
+                cache.address,
+                address(self._step(step)),
+                rope_table.data_ptr(),
+                x.data_ptr(),
+                torch.get_num_threads(),
+            )
+        return x
+
+    def _functions(self, x: Tensor, stored: torch.dtype | None = None) -> Functions:
+        """Those for x's dtype, which must be that of what was stored before."""
+        functions = self.unit.functions.get(x.dtype)
+        require(
+            functions is not None and x.device.type == "cpu",
+            f"the native backend computes in float32 or bfloat16 on the processor, not in {x.dtype} on {x.device}",
+        )
+        require(stored is None or stored == x.dtype, f"activations are {x.dtype}, what they meet is {stored}")
+        assert functions is not None
+        return functions
+
+    def _step(self, step: StepTensors) -> Step:
+        """The struct for `step`; every layer of a step asks for the same one."""
+        last = self._last_step
+        if last is None or last[0] is not step:
+            last = (step, _describe_step(step))
+            self._last_step = last
+        return last[1]
+
+
+def _describe_step(step: StepTensors) -> Step:
+    _check_integers(step.positions, "positions", torch.int64)
+    _check_integers(step.slot_mapping, "slot_mapping", torch.int64)
+    _check_integers(step.query_starts, "query_starts", torch.int32)
+    _check_integers(step.block_tables, "block_tables", torch.int32)
+    return Step(
+        step.positions.data_ptr(),
+        step.slot_mapping.data_ptr(),
+        step.query_starts.data_ptr(),
+        step.block_tables.data_ptr(),
+        step.positions.shape[0],
+        step.query_starts.shape[0] - 1,
+        step.block_tables.shape[1],
+        pack_groups(step.groups),
+    )
+
+
+def _describe(layer: DecoderLayer, cache: NativeCache, dtype: torch.dtype) -> Layer:
+    """The struct for `layer`. Checked here once: what the fused call would otherwise trust."""
+    require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
+    for weight in (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm):
+        fits = weight is None or (weight.dtype == dtype and weight.is_contiguous())
+        require(fits, f"norm weights must be contiguous and {dtype}")
+    q_norm = None if layer.q_norm is None else layer.q_norm.data_ptr()
+    k_norm = None if layer.k_norm is None else layer.k_norm.data_ptr()
+    linears = [_describe_linear(each, dtype) for each in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    norms = (layer.input_norm.data_ptr(), q_norm, k_norm, layer.post_norm.data_ptr())
+    return Layer(*norms, *linears, layer.heads, _window(layer.window), layer.eps)
+
+
+def _describe_linear(layer: LoraLinear, dtype: torch.dtype) -> layouts.LoraLinear:
+    weight, bank = layer.weight, layer.bank
+    assert isinstance(weight, NativeLinear)
+    require(weight.dtype == dtype, f"activations are {dtype}, a weight is {weight.dtype}")
+    if bank is None:
+        return layouts.LoraLinear(weight.address, None)
+    assert isinstance(bank, NativeBank)
+    require(bank.dtype == dtype, f"activations are {dtype}, an adapter bank is {bank.dtype}")
+    fits = bank.in_features == weight.in_features and sum(bank.segments) == weight.out_features
+    require(fits, "an adapter bank does not fit its weight")
+    return layouts.LoraLinear(weight.address, bank.address)
+
+
+def _supported(dtype: torch.dtype) -> torch.dtype:
+    require(dtype in DTYPES, f"the native backend stores float32 or bfloat16, not {dtype}")
+    return dtype
+
+
+def _window(window: int | None) -> int:
+    require(window is None or window > 0, f"a window of {window} keys sees nothing")
+    return 0 if window is None else window
+
+
+def _check_rows(x: Tensor, name: str, width: int) -> None:
+    fits = x.dim() == 2 and x.shape[1] == width and (x.stride(1) == 1 or width == 1)
+    require(fits, f"{name} {list(x.shape)} is not [T, {width}] with unit stride over its rows")
+
+
+def _check_heads(x: Tensor, name: str, heads: int, dim: int) -> None:
+    fits = x.dim() == 3 and x.shape[1] == heads and x.shape[2] == dim and x.stride(2) == 1
+    require(fits, f"{name} {list(x.shape)} is not [T, {heads}, {dim}] with unit stride over heads")
+
+
+def _check_table(table: Tensor, dim: int) -> None:
+    fits = table.dtype == torch.float32 and table.is_contiguous() and tuple(table.shape[1:]) == (2, dim // 2)
+    require(fits and dim % 2 == 0, f"the rope table is not contiguous float32 [P, 2, {dim} / 2]")
+
+
+def _check_integers(x: Tensor, name: str, dtype: torch.dtype) -> None:
+    require(x.dtype == dtype and x.is_contiguous(), f"{name} is not contiguous {dtype}")

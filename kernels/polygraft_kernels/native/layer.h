@@ -1,0 +1,142 @@
+// A whole decoder layer in one parallel region: the same phases as the single operations, so the same bits.
+#pragma once
+
+#include "attention.h"
+#include "lora.h"
+#include "pointwise.h"
+
+namespace pg {
+namespace PG_ISA {
+
+template <class T>
+struct LayerCall {
+    const Layer& layer;
+    const Cache& cache;
+    const Step& step;
+    const float* rope;
+    T* x;  // [rows, hidden], overwritten by the result
+
+    long rows() const { return step.rows; }
+    long hidden() const { return layer.qkv.linear->inputs; }
+    long qkv_width() const { return layer.qkv.linear->outputs; }
+    long q_width() const { return layer.heads * cache.head_dim; }
+    long intermediate() const { return layer.down.linear->inputs; }
+    double effort() const {
+        return double(rows()) * (hidden() * qkv_width() + 3.0 * hidden() * intermediate() + q_width() * hidden());
+    }
+};
+
+// Scratch memory of one call, laid out once before the threads start.
+template <class T>
+struct LayerScratch {
+    Operand<T>* operand;  // normalised rows, attention's output, or gated activations
+    long ldo;
+    T* wide;  // qkv, then gate_up
+    T* sum;   // what o and down add to the residual
+    float* shrunk;
+
+    explicit LayerScratch(const LayerCall<T>& call) {
+        long rows = call.rows(), wider = call.intermediate(), widest = 2 * call.intermediate();
+        if (call.hidden() > wider) wider = call.hidden();
+        if (call.q_width() > wider) wider = call.q_width();
+        if (call.qkv_width() > widest) widest = call.qkv_width();
+        ldo = operand_stride(wider);
+        long rank = 0;
+        const LoraLinear* linears[] = {&call.layer.qkv, &call.layer.o, &call.layer.gate_up, &call.layer.down};
+        for (const LoraLinear* l : linears) {
+            long stride = l->bank ? shrunk_stride(*l->bank, call.step.groups) : 0;
+            rank = stride > rank ? stride : rank;
+        }
+        size_t sizes[4] = {rows * ldo * sizeof(Operand<T>), rows * widest * sizeof(T),
+                           rows * call.hidden() * sizeof(T), lora_rows(call.step.groups) * rank * sizeof(float)};
+        size_t offsets[5] = {};
+        for (int i = 0; i < 4; ++i) offsets[i + 1] = offsets[i] + (sizes[i] + 63) / 64 * 64;
+        char* base = static_cast<char*>(pg_workspace(offsets[4]));
+        operand = reinterpret_cast<Operand<T>*>(base);
+        wide = reinterpret_cast<T*>(base + offsets[1]);
+        sum = reinterpret_cast<T*>(base + offsets[2]);
+        shrunk = reinterpret_cast<float*>(base + offsets[3]);
+    }
+};
+
+// Everything between the qkv product and attention that concerns one row.
+template <class T>
+void place_row(const LayerCall<T>& call, T* qkv, long row) {
+    const Cache& cache = call.cache;
+    long dim = cache.head_dim, heads = call.layer.heads, kv_heads = cache.kv_heads;
+    T* q = qkv + row * call.qkv_width();
+    T* k = q + heads * dim;
+    T* v = k + kv_heads * dim;
+    if (call.layer.q_norm && call.layer.k_norm) {
+        for (long h = 0; h < heads + kv_heads; ++h) {
+            const void* weight = h < heads ? call.layer.q_norm : call.layer.k_norm;
+            T* head = q + h * dim;
+            rms_norm(head, static_cast<const T*>(weight), dim, call.layer.eps,
+                     [=](long d, Float<VL> value, long left) PG_ALWAYS { store<VL>(head + d, value, left); });
+        }
+    }
+    long position = call.step.positions[row];
+    rotate_heads<T>({q, 0, dim}, 0, heads, position, call.rope, dim);
+    rotate_heads<T>({k, 0, dim}, 0, kv_heads, position, call.rope, dim);
+    for (long g = 0; g < kv_heads; ++g) store_kv(cache, call.step.slot_mapping[row], g, k + g * dim, v + g * dim);
+}
+
+template <class T>
+void norm_rows(Team& team, const LayerCall<T>& call, const void* weight, const LayerScratch<T>& scratch) {
+    team.rows(call.rows(), [&](long row) {
+        Operand<T>* to = scratch.operand + row * scratch.ldo;
+        rms_norm(call.x + row * call.hidden(), static_cast<const T*>(weight), call.hidden(), call.layer.eps,
+                 [=](long k, Float<VL> value, long left) PG_ALWAYS { put<T>(to + k, value, left); });
+    });
+    team.barrier();
+}
+
+template <class T>
+void multiply_rows(Team& team, const LayerCall<T>& call, const LoraLinear& linear, const LayerScratch<T>& scratch,
+                   T* to) {
+    lora_linear<T>(team, linear, call.step.groups, scratch.operand, scratch.ldo, call.rows(), to,
+                   linear.linear->outputs, scratch.shrunk);
+    team.barrier();
+}
+
+template <class T>
+void add_rows(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
+    long width = call.hidden();
+    team.rows(call.rows(), [&](long row) {
+        T* x = call.x + row * width;
+        add_row(x, scratch.sum + row * width, x, width);
+    });
+}
+
+template <class T>
+void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
+    const Layer& layer = call.layer;
+    long dim = call.cache.head_dim;
+    norm_rows(team, call, layer.input_norm, scratch);
+    multiply_rows(team, call, layer.qkv, scratch, scratch.wide);
+    team.rows(call.rows(), [&](long row) { place_row(call, scratch.wide, row); });
+    team.barrier();
+    Attention all{call.cache, call.step, {scratch.wide, call.qkv_width(), dim}, layer.heads, layer.window};
+    attention<T>(team, all, [&](long row, long head, long d, auto value) PG_ALWAYS {
+        constexpr int L = sizeof(value) / sizeof(float);
+        put<T, L>(scratch.operand + row * scratch.ldo + head * dim + d, value, L);
+    });
+    team.barrier();
+    multiply_rows(team, call, layer.o, scratch, scratch.sum);
+    add_rows(team, call, scratch);  // the same thread normalises the rows it has just summed
+    norm_rows(team, call, layer.post_norm, scratch);
+    multiply_rows(team, call, layer.gate_up, scratch, scratch.wide);
+    long width = call.intermediate();
+    team.rows(call.rows(), [&](long row) {
+        const T* gate = scratch.wide + row * 2 * width;
+        Operand<T>* to = scratch.operand + row * scratch.ldo;
+        silu_mul(gate, gate + width, width,
+                 [=](long k, Float<VL> value, long left) PG_ALWAYS { put<T>(to + k, value, left); });
+    });
+    team.barrier();
+    multiply_rows(team, call, layer.down, scratch, scratch.sum);
+    add_rows(team, call, scratch);
+}
+
+}  // namespace PG_ISA
+}  // namespace pg

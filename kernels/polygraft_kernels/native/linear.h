@@ -1,0 +1,141 @@
+// y = x W^T + bias, and the sweep over rows and panels that LoRA shares with it.
+#pragma once
+
+#include "abi.h"
+#include "team.h"
+#include "tile.h"
+
+namespace pg {
+namespace PG_ISA {
+
+constexpr int VL = PG_LANES_PER_VECTOR;
+constexpr int PanelWidth = 2;                    // vectors; the last panel of a layer may have one
+constexpr int PanelColumns = PanelWidth * VL;
+constexpr int MaxRows = VL == 16 ? 12 : 6;       // rows x 2 sums, 2 weights and a value fit 32 or 16 registers
+
+// Few rows take several panels at once, so that enough independent sums are in flight to hide the latency of fma.
+constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : rows <= 4 && VL == 16 ? 2 : 1; }
+
+constexpr long TileStride = 4 * PanelColumns;    // floats per row of a tile's sums in memory
+
+// What the inner loop reads activations as: bfloat16 only where an instruction multiplies it.
+template <class T>
+struct OperandOf {
+    typedef float type;
+};
+#if PG_AVX512BF16
+template <>
+struct OperandOf<bf16> {
+    typedef bf16 type;
+};
+#endif
+template <class T>
+using Operand = typename OperandOf<T>::type;
+
+// `height` rows times `count` whole panels (or, if `narrow`, the last one of a single vector) into `to`.
+template <class X, class W>
+void panels_product(const X* x, long ldx, long height, const W* w, long depth, long count, bool narrow, float* to) {
+    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0);
+    long panel = padded * PanelColumns;
+    with_count<MaxRows>(height, [&](auto rows) PG_ALWAYS {
+        constexpr int Together = panels_at_once(rows);
+        if (narrow)
+            product<VL, rows, 1, 1>(x, ldx, w, panel, depth, to, TileStride, true);
+        else if (Together > 1 && count == Together)
+            product<VL, rows, Together, PanelWidth>(x, ldx, w, panel, depth, to, TileStride, true);
+        else
+            for (long p = 0; p < count; ++p)
+                product<VL, rows, 1, PanelWidth>(x, ldx, w + p * panel, panel, depth, to + p * PanelColumns, TileStride,
+                                                 true);
+    });
+}
+
+// Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once.
+template <class X, class W, class Finish>
+void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs, long first, long last,
+           const Finish& finish) {
+    alignas(64) float sums[MaxRows * TileStride];
+    long vectors = (outputs + VL - 1) / VL;
+    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0);
+    long tiles = (rows + MaxRows - 1) / MaxRows;  // of equal height, as nearly as can be
+    long together = panels_at_once(rows / tiles);
+    for (long panel = first; panel < last; panel += together) {
+        long count = last - panel < together ? last - panel : together;
+        bool narrow = count == 1 && (panel + 1) * PanelWidth > vectors;
+        if (!narrow && (panel + count) * PanelWidth > vectors) {  // leave the narrow panel to a turn of its own
+            sweep(x, ldx, rows, w, depth, outputs, panel, panel + count - 1, finish);
+            sweep(x, ldx, rows, w, depth, outputs, panel + count - 1, panel + count, finish);
+            return;
+        }
+        long column = panel * PanelColumns, width = narrow ? 1 : count * PanelWidth;
+        for (long i = 0; i < tiles; ++i) {
+            long row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
+            panels_product(x + row * ldx, ldx, height, w + column * padded, depth, count, narrow, sums);
+            for (long r = 0; r < height; ++r)
+                for (long v = 0; v < width; ++v)
+                    finish(row + r, column + v * VL, load<VL>(sums + r * TileStride + v * VL));
+        }
+    }
+}
+
+inline long panels_of(long outputs) { return (outputs + PanelColumns - 1) / PanelColumns; }
+
+// Rows whose operands fit half of a core's second-level cache, so that they stay there while the panels pass.
+inline long rows_per_pass(long depth) {
+    long rows = 192 * 1024 / long(sizeof(float)) / depth / MaxRows * MaxRows;
+    return rows < MaxRows ? MaxRows : rows;
+}
+
+// One phase, no barrier: x [rows, inputs] of operands -> y [rows, outputs].
+template <class T>
+void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long rows, T* y, long ldy) {
+    const T* weight = static_cast<const T*>(layer.weight);
+    long pass = rows_per_pass(layer.inputs), panels = panels_of(layer.outputs);
+    long passes = (rows + pass - 1) / pass;
+    long outputs = layer.outputs;
+    const float* bias = layer.bias;
+    team.share(passes * panels, rows <= 2 ? 4 : 1, [&](long begin, long end) {
+        while (begin < end) {
+            long first_row = begin / panels * pass, first = begin % panels;
+            long last = first + (end - begin) < panels ? first + (end - begin) : panels;
+            long height = rows - first_row < pass ? rows - first_row : pass;
+            T* out = y + first_row * ldy;
+            sweep(x + first_row * ldx, ldx, height, weight, layer.inputs, outputs, first, last,
+                  [=](long row, long column, Float<VL> sums) PG_ALWAYS {
+                      long left = outputs - column;
+                      if (bias) sums = sums + load<VL>(bias + column, left);
+                      store<VL>(out + row * ldy + column, sums, left);
+                  });
+            begin += last - first;
+        }
+    });
+}
+
+// Rows of operands lie a cache line apart from any power of two, lest they all fall into the same sets of the cache.
+inline long operand_stride(long width) { return (width + 15) / 16 * 16 + 16; }
+
+// Stores a result of type T the way the inner loop will read it.
+template <class T, int L = VL>
+PG_INLINE void put(Operand<T>* to, Float<L> x, long left) {
+    store<L>(to, sizeof(T) == sizeof(Operand<T>) ? x : rounded<L, T>(x), left);
+}
+
+// x itself where it can be read as it is, else a copy in `scratch` (then a barrier has passed).
+template <class T>
+const Operand<T>* operands(Team& team, const T* x, long& ldx, long rows, long width, Operand<T>* scratch) {
+    if constexpr (sizeof(T) == sizeof(Operand<T>)) {
+        return x;
+    } else {
+        long stride = operand_stride(width);
+        team.rows(rows, [&](long row) {
+            for (long k = 0; k < width; k += VL)
+                store<VL>(scratch + row * stride + k, load<VL>(x + row * ldx + k, width - k), width - k);
+        });
+        ldx = stride;
+        team.barrier();
+        return scratch;
+    }
+}
+
+}  // namespace PG_ISA
+}  // namespace pg

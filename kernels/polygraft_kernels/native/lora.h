@@ -1,0 +1,95 @@
+// y[t, segment] += scale * B (A x[t]) for rows grouped by slot. Base rows lie before the first group: never looked at.
+//
+// Shrinking multiplies a group's rows with all of its slot's A matrices at once; expanding adds each segment's product
+// into y. Both are sweeps of tile.h's loop over exactly the slot's own rank.
+#pragma once
+
+#include "linear.h"
+
+namespace pg {
+namespace PG_ISA {
+
+struct LoraPlan {
+    const LoraBank& bank;
+    const LoraGroups& groups;
+    float* shrunk;  // [rows, stride], row t of the step at t - starts[0]
+    long stride;
+
+    const LoraSlot& slot(long group) const { return bank.slots[groups.slots[group]]; }
+    const LoraSegment& segment(long group, long s) const {
+        return bank.segments[groups.slots[group] * bank.num_segments + s];
+    }
+    long rows(long group) const { return groups.starts[group + 1] - groups.starts[group]; }
+};
+
+// Floats per row between shrink and expand: the largest rank of the step's slots, in whole vectors.
+inline long shrunk_stride(const LoraBank& bank, const LoraGroups& groups) {
+    long rank = 0;
+    for (long g = 0; g < groups.count; ++g) {
+        long r = bank.slots[groups.slots[g]].rank;
+        rank = r > rank ? r : rank;
+    }
+    return (rank + VL - 1) / VL * VL;
+}
+
+inline long lora_rows(const LoraGroups& groups) {
+    return groups.count == 0 ? 0 : groups.starts[groups.count] - groups.starts[0];
+}
+
+// One phase, no barrier: shrunk = A x.
+template <class T>
+void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx) {
+    auto panels = [&](long g) { return plan.rows(g) == 0 ? 0 : panels_of(plan.slot(g).rank); };
+    team.share_ragged(plan.groups.count, panels, [&](long g, long panel) {
+        long row = plan.groups.starts[g], stride = plan.stride;
+        float* out = plan.shrunk + (row - plan.groups.starts[0]) * stride;
+        sweep(x + row * ldx, ldx, plan.rows(g), static_cast<const T*>(plan.slot(g).a), plan.bank.inputs,
+              plan.slot(g).rank, panel, panel + 1,
+              [=](long r, long column, Float<VL> sums) PG_ALWAYS { store<VL>(out + r * stride + column, sums); });
+    });
+}
+
+// One phase, no barrier: y += scale * B shrunk, rounded to y's type once.
+template <class T>
+void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
+    constexpr long Portion = 8;  // panels
+    long first_column = 0;
+    for (long s = 0; s < plan.bank.num_segments; ++s) {
+        long width = plan.bank.widths[s], panels = panels_of(width);
+        auto portions = [&](long g) {
+            return plan.rows(g) == 0 || plan.segment(g, s).rank == 0 ? 0 : (panels + Portion - 1) / Portion;
+        };
+        team.share_ragged(plan.groups.count, portions, [&](long g, long portion) {
+            long first_rank = 0;
+            for (long before = 0; before < s; ++before) first_rank += plan.segment(g, before).rank;
+            const LoraSegment& segment = plan.segment(g, s);
+            long row = plan.groups.starts[g], first = portion * Portion;
+            long last = first + Portion < panels ? first + Portion : panels;
+            T* out = y + row * ldy + first_column;
+            Float<VL> scale = splat<VL>(float(segment.scale));
+            sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g),
+                  static_cast<const T*>(segment.b), segment.rank, width, first, last,
+                  [=](long r, long column, Float<VL> sums) PG_ALWAYS {
+                      T* at = out + r * ldy + column;
+                      long left = width - column;
+                      store<VL>(at, fma<VL>(scale, sums, load<VL>(at, left)), left);
+                  });
+        });
+        first_column += width;
+    }
+}
+
+// linear, and the deltas of every adapter of the step. Phases: linear and shrink together, a barrier, expand.
+template <class T>
+void lora_linear(Team& team, const LoraLinear& layer, const LoraGroups& groups, const Operand<T>* x, long ldx,
+                 long rows, T* y, long ldy, float* shrunk) {
+    linear<T>(team, *layer.linear, x, ldx, rows, y, ldy);
+    if (layer.bank == nullptr || groups.count == 0) return;
+    LoraPlan plan{*layer.bank, groups, shrunk, shrunk_stride(*layer.bank, groups)};
+    lora_shrink<T>(team, plan, x, ldx);
+    team.barrier();
+    lora_expand<T>(team, plan, y, ldy);
+}
+
+}  // namespace PG_ISA
+}  // namespace pg

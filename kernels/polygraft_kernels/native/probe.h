@@ -1,0 +1,44 @@
+// The machine's ceilings, for benchmarks: multiply-adds from registers and reading memory.
+#pragma once
+
+#include "team.h"
+
+namespace pg {
+namespace PG_ISA {
+
+// 12 independent chains of `rounds` vector multiply-adds per thread; the sum is returned so that none can be left out.
+inline double fma_peak(long rounds, long threads) {
+    constexpr int Chains = 12;
+    double sums[256] = {};
+    run(threads, 1e9, [&](Team& team) {
+        Float<VL> chain[Chains], factor = splat<VL>(0.999f), term = splat<VL>(1e-3f);
+        unroll<Chains>([&](auto c) PG_ALWAYS { chain[c] = splat<VL>(float(c)); });
+        for (long i = 0; i < rounds; ++i)
+            unroll<Chains>([&](auto c) PG_ALWAYS { chain[c] = fma<VL>(chain[c], factor, term); });
+        double total = 0;
+        unroll<Chains>([&](auto c) PG_ALWAYS { total += sum<VL>(chain[c]); });
+        sums[team.id % 256] = total;
+    });
+    double total = 0;
+    for (double sum : sums) total += sum;
+    return total;
+}
+
+// Adds up `count` floats (a multiple of 64).
+inline double read_all(const float* data, long count, long threads) {
+    double sums[256] = {};
+    run(threads, 1e9, [&](Team& team) {
+        Float<VL> parts[4] = {};
+        team.rows(count / 64, [&](long block) {
+            for (long i = 0; i < 64; i += 4 * VL)
+                unroll<4>([&](auto p) PG_ALWAYS { parts[p] = parts[p] + load<VL>(data + block * 64 + i + p * VL); });
+        });
+        sums[team.id % 256] = sum<VL>(parts[0] + parts[1] + parts[2] + parts[3]);
+    });
+    double total = 0;
+    for (double sum : sums) total += sum;
+    return total;
+}
+
+}  // namespace PG_ISA
+}  // namespace pg

@@ -1,0 +1,141 @@
+"""What the native backend keeps between calls: packed weights, adapter slots, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_int64
+
+import torch
+from torch import Tensor
+
+from polygraft_kernels.api import DecoderLayer, KVCache, LoraBank, LoraPair, PackedLinear
+from polygraft_kernels.checks import check_pairs, require
+from polygraft_kernels.native.layouts import (
+    Bank,
+    Cache,
+    Layer,
+    Linear,
+    LoraSegment,
+    LoraSlot,
+    address,
+    pack_panels,
+    unpack_keys,
+    unpack_values,
+)
+
+
+class NativeLinear(PackedLinear):
+    """Panels in the unit's lane width, the bias in float32.
+
+    `fused` belongs to decoder_layer: the description of the layer that this weight opens, so that both are freed
+    together.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, lanes: int) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self._weight = pack_panels(weight.detach(), lanes)
+        self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
+        bias_address = None if self._bias is None else self._bias.data_ptr()
+        self._struct = Linear(self._weight.data_ptr(), bias_address, self.in_features, self.out_features)
+        self.address = address(self._struct)
+        self.fused: tuple[DecoderLayer, Layer] | None = None
+
+
+class NativeBank(LoraBank):
+    """Per slot, all A matrices stacked and packed as one, and one packed B per segment, at their exact ranks."""
+
+    def __init__(
+        self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype, lanes: int
+    ) -> None:
+        self.in_features = in_features
+        self.segments = tuple(segments)
+        self.num_slots = num_slots
+        self.dtype = dtype
+        self._lanes = lanes
+        self._held: list[tuple[Tensor, ...]] = [()] * num_slots
+        self._slots = (LoraSlot * num_slots)()
+        self._segments = (LoraSegment * (num_slots * len(self.segments)))()
+        self._widths = (c_int64 * len(self.segments))(*self.segments)
+        self._struct = Bank(self._slots, self._segments, self._widths, len(self.segments), in_features)
+        self.address = address(self._struct)
+
+    def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
+        check_pairs(self, slot, pairs)
+        self.clear(slot)
+        present = [pair for pair in pairs if pair is not None]
+        if not present:
+            return
+        a = self._pack(torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
+        held = [a]
+        for segment, pair in enumerate(pairs):
+            if pair is not None:
+                b = self._pack(pair.b.detach().to(self.dtype))
+                held.append(b)
+                self._segments[slot * len(self.segments) + segment] = LoraSegment(
+                    b.data_ptr(), pair.a.shape[0], pair.scale
+                )
+        self._held[slot] = tuple(held)
+        self._slots[slot] = LoraSlot(a.data_ptr(), sum(pair.a.shape[0] for pair in present))
+
+    def clear(self, slot: int) -> None:
+        require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
+        self._slots[slot] = LoraSlot()
+        for segment in range(len(self.segments)):
+            self._segments[slot * len(self.segments) + segment] = LoraSegment()
+        self._held[slot] = ()
+
+    def check(self) -> None:
+        for slot, held in enumerate(self._held):
+            first = slot * len(self.segments)
+            segments = self._segments[first : first + len(self.segments)]
+            assert self._slots[slot].rank == sum(segment.rank for segment in segments)
+            pointers = [self._slots[slot].a, *(segment.b for segment in segments)]
+            assert [pointer for pointer in pointers if pointer] == [tensor.data_ptr() for tensor in held]
+            assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
+
+    def _pack(self, matrix: Tensor) -> Tensor:
+        return pack_panels(matrix, self._lanes)
+
+
+class NativeCache(KVCache):
+    """Keys and values [num_blocks, G, block_size * D], a block laid out as kv.h says."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, lanes: int
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self._lanes = _cache_lanes(block_size, head_dim, lanes)
+        shape = (num_blocks, kv_heads, block_size * head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype)
+        self._values = torch.zeros(shape, dtype=dtype)
+        self._struct = Cache(
+            self._keys.data_ptr(), self._values.data_ptr(), block_size, kv_heads, head_dim, self._lanes
+        )
+        self.address = address(self._struct)
+
+    def read(self, block_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        ids = torch.tensor(list(block_ids), dtype=torch.int64)
+        sizes = (self.block_size, self.head_dim, self._lanes)
+        return unpack_keys(self._keys[ids], *sizes), unpack_values(self._values[ids], *sizes)
+
+
+MAX_HEAD_DIM, MAX_BLOCK_SIZE = 512, 256
+"""attention.h: MaxHeadDim and MaxSpan."""
+
+
+def _cache_lanes(block_size: int, head_dim: int, lanes: int) -> int:
+    """The widest vector, at most `lanes`, that divides both sides of a block."""
+    require(
+        head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE,
+        f"head size {head_dim} > {MAX_HEAD_DIM} or block size {block_size} > {MAX_BLOCK_SIZE}",
+    )
+    while lanes > 4 and (block_size % lanes or head_dim % lanes):
+        lanes //= 2
+    fits = block_size % lanes == 0 and head_dim % lanes == 0
+    require(fits, f"block size {block_size} and head size {head_dim} must be multiples of 4")
+    return lanes
