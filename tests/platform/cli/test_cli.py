@@ -1,0 +1,209 @@
+"""Commands, their exit codes and what they say when used wrongly."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from polygraft.cli import COMMANDS, app
+from polygraft.cli.options import SECRETS
+from polygraft.listener import listen, port_of
+from polygraft.lock import locked
+from polygraft.settings import Settings
+from polygraft_engine.models.architecture import supported_architectures
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of its own, with an adapter's folder in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    """The command line, wide enough that messages are not broken up."""
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for target in COMMANDS:
+        assert target.name in result.output
+        assert target.summary in result.output
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "worker", "chat", "bench", "models", "demo-model", "db"])
+def test_every_command_has_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0, result.output
+    assert "Usage: " in result.output
+
+
+def test_serve_has_an_option_for_every_setting_but_the_secrets() -> None:
+    shown = run("serve", "--help").output
+    for name in Settings.model_fields:
+        option = f"--{name.replace('_', '-')}"
+        assert (f"{option} " in shown) is (name not in SECRETS), name
+
+
+def test_settings_say_what_every_option_is_for() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serv"], "Did you mean 'serve'?"),
+        (["serve", "m", "--max-lora", "3"], "--max-loras"),
+        (["serve", "m", "--adaptor", "a=adapter"], "--adapter"),
+        (["serve", "m", "--device", "gpu"], "'cpu'"),
+        (["serve", "m", "--port", "many"], "--port"),
+        (["serve", "m", "--model", "n"], "two models"),
+        (["bench", "--popularity", "normal"], "'zipf'"),
+    ],
+)
+def test_wrong_usage_is_2_and_names_what_was_meant(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert says in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve"], "which model?"),
+        (["serve", "m", "--port", "70000"], "--port 70000"),
+        (["serve", "m", "--kv-cache-memory", "lots"], "2GiB"),
+        (["serve", "m", "--max-loras", "8", "--max-cpu-loras", "4"], "--max-cpu-loras 4 is less than --max-loras 8"),
+        (["serve", "m", "--auth", "none", "--host", "0.0.0.0"], "loopback only"),
+        (["serve", "m", "--adapter", "a=adapter b=adapter"], "is 'b' a second adapter"),
+        (["serve", "m", "--adapter", "M=adapter"], "clashes with the base model 'm'"),
+        (["serve", "x/tuned", "--adapter", "tuned=adapter"], "clashes with the base model 'tuned'"),
+        (["serve", "m", "--served-model-name", "tuned", "--adapter", "tuned=adapter"], "base model 'tuned'"),
+        (["serve", "m", "--adapter", "a=adapter", "--adapter", "a=adapter"], "'a' is given twice"),
+        (["serve", "m", "--blob-store", "s3://bucket"], "--blob-store s3://bucket"),
+        (
+            ["serve", "m", "--port", "0", "--metrics-port", "0", "--database-url", "mysql://h/d"],
+            "sqlite and postgresql",
+        ),
+        (["db", "check", "--data-dir", "nowhere"], "unable to open database file"),
+        (["db", "upgrade", "--database-url", "nonsense"], "no database URL"),
+        (["chat", "--url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
+        (["bench", "--url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
+    ],
+)
+def test_what_the_operator_can_put_right_is_1_and_one_error_on_stderr(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: ")
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gateway"], "--redis-url"),
+        (["gateway", "--redis-url", "redis://h"], "--blob-store or --data-dir"),
+        (["gateway", "--redis-url", "redis://h", "--data-dir", "d"], "the database is not ready"),
+        (["worker"], "which model?"),
+        (["worker", "m"], "--redis-url"),
+        (["worker", "m", "--redis-url", "redis://h"], "--blob-store or --data-dir"),
+    ],
+)
+def test_halves_that_no_restart_can_help_end_with_78(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 78, result.output
+    assert says in result.stderr
+
+
+def test_a_port_in_use_is_told_before_anything_is_started() -> None:
+    taken = listen("127.0.0.1", 0, "--port")
+    port = port_of(taken)
+    for option in ("--port", "--metrics-port"):
+        other = {"--port": "--metrics-port", "--metrics-port": "--port"}[option]
+        result = run("serve", "m", "--data-dir", "data", option, str(port), other, "0")
+        assert result.exit_code == 1
+        assert f"port {port} on 127.0.0.1 is in use; choose another with {option}" in result.stderr
+    taken.close()
+    assert not Path("data/registry.db").exists()
+
+
+def test_a_host_that_is_not_ours_is_told(folder: Path) -> None:
+    result = run("serve", "m", "--host", "192.0.2.1", "--port", "0")
+    assert result.exit_code == 1
+    assert "cannot listen on 192.0.2.1" in result.stderr
+
+
+def test_a_data_folder_serves_one_server(folder: Path) -> None:
+    with locked(folder / "data" / "lock"):
+        result = run("serve", "m", "--data-dir", "data", "--port", "0", "--metrics-port", "0")
+        assert result.exit_code == 1
+        assert f"in use by process {os.getpid()}" in result.stderr
+    with locked(folder / "data" / "lock"):
+        pass
+
+
+def test_a_data_folder_that_cannot_be_made_is_told(folder: Path) -> None:
+    (folder / "file").write_text("")
+    result = run("serve", "m", "--data-dir", "file/data")
+    assert result.exit_code == 1
+    assert "data folder file/data cannot be used" in result.stderr
+
+
+def test_listeners_take_free_ports_and_both_families() -> None:
+    sockets = [listen(host, 0, "--port") for host in ("127.0.0.1", "localhost", "0.0.0.0")]
+    assert all(port_of(one) > 0 for one in sockets)
+    assert sockets[0].family == socket.AF_INET
+    for one in sockets:
+        one.close()
+
+
+def test_db_upgrade_makes_what_db_check_wants(folder: Path) -> None:
+    assert run("db", "check", "--data-dir", "data").exit_code == 1
+    assert run("db", "upgrade", "--data-dir", "data").exit_code == 0
+    assert run("db", "check", "--data-dir", "data").exit_code == 0
+    assert run("db", "upgrade", "--data-dir", "data").exit_code == 0
+
+
+def test_models_are_listed_for_people_and_for_machines() -> None:
+    names = [row.name for row in supported_architectures()]
+    listed = json.loads(run("models", "--json").stdout)
+    assert [row["architecture"] for row in listed] == names
+    for name in names:
+        assert name in run("models").stdout
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize("directory", ["root", "elsewhere"])
+def test_the_gateway_and_the_commands_are_free_of_torch(directory: str, folder: Path) -> None:
+    # demo-model converts weights.
+    modules = [target.where.partition(":")[0] for target in COMMANDS if target.name != "demo-model"]
+    code = (
+        f"import sys, {', '.join(modules)}, polygraft.gateway;"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    where = Path(__file__).parents[3] if directory == "root" else folder
+    found = subprocess.run([sys.executable, "-c", code], cwd=where, capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("[]\n", "")
+
+
+def test_the_help_imports_no_command() -> None:
+    code = (
+        "import sys, polygraft.cli; from typer.testing import CliRunner;"
+        "CliRunner().invoke(polygraft.cli.app, ['--help']);"
+        "print([name for name in ('fastapi', 'sqlalchemy', 'redis', 'torch') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
