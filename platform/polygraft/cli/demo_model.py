@@ -34,7 +34,7 @@ def demo_model(
 
         try:
             folder = build_demo_model(directory, wheel, on_progress=show)
-        except DemoModelError as error:
+        except (DemoModelError, OSError) as error:
             console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(code=1) from error
     typer.echo(folder)
