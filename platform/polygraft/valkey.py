@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -56,7 +57,9 @@ class PrivateValkey:
         self._process: subprocess.Popen[bytes] | None = None
         socket = self.folder / "valkey.sock"
         if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH:
-            socket = Path(tempfile.mkdtemp(prefix="polygraft-")) / "valkey.sock"
+            # The same one for the same folder, so that restarts leave no trail of folders.
+            name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
+            socket = Path(tempfile.gettempdir()) / f"polygraft-{name}" / "valkey.sock"
         self.socket = socket
 
     @property
@@ -65,9 +68,13 @@ class PrivateValkey:
         return f"unix://{self.socket}"
 
     def command(self) -> list[str]:
-        """The server's command line; makes the folders it needs."""
+        """The server's command line; makes the folders it needs. Raises ConfigError if others could open the socket."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.socket.parent != self.folder:
+            self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.socket.parent.stat()
+            if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise ConfigError(f"{self.socket.parent} belongs to somebody else; give a shorter --data-dir")
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -119,3 +126,5 @@ class PrivateValkey:
             self._process.kill()
             self._process.wait()
         self._process = None
+        if self.socket.parent != self.folder:
+            self.socket.parent.rmdir()

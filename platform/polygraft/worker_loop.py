@@ -23,7 +23,6 @@ log = structlog.get_logger(__name__)
 _AHEAD = 4
 """Jobs claimed beyond what the engine runs at once, so that their adapters are here when their turn comes."""
 _RENEW_SECONDS = 1.0
-_IDLE_SECONDS = 1.0
 
 
 class EngineLike(Protocol):
@@ -58,12 +57,14 @@ class WorkerLoop:
         tokenizer: Tokenizer,
         vitals: Vitals,
         max_num_seqs: int,
+        idle_seconds: float = 1.0,
     ) -> None:
         self._queue = queue
         self._engine = engine
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._vitals = vitals
+        self._idle_seconds = idle_seconds
         self._room_for = max_num_seqs + _AHEAD
         self._jobs: dict[str, RunningJob] = {}
         """Jobs held, oldest first."""
@@ -218,7 +219,7 @@ class WorkerLoop:
         if loading:
             self._adapters.wait(loading, 0.1)
         elif not self._work_queued:
-            self._queue.wait(_IDLE_SECONDS)
+            self._queue.wait(self._idle_seconds)
             self._work_queued = True
 
     # what becomes of a job
