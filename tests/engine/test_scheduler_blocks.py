@@ -131,17 +131,12 @@ def test_an_older_prefill_takes_the_blocks_of_a_younger_decode_planned_in_the_sa
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    harness = Harness(make_limits(num_blocks=8, max_num_seqs=3))
-    harness.add(
-        *(make_generation(f"{i}", 4, max_tokens=20) for i in range(2)), make_generation("young", 4, max_tokens=20)
-    )
-    for step in range(40):
-        harness.add(make_generation(f"small-{step}", 1, max_tokens=1))
-        plan = harness.step()
-        if plan.preempted:
-            break
-    assert plan.preempted == ("young",)
-    assert set(ids(plan)) == {"0", "1"}
+    harness = Harness(make_limits(num_blocks=9, max_num_seqs=2))
+    harness.add(make_generation("old", 4, max_tokens=20), make_generation("young", 24), make_generation("small", 1))
+    while not harness.step().preempted:
+        assert set(ids(harness.plans[-1])) == {"old", "young"}
+    assert harness.plans[-1].preempted == ("young",)
+    assert ids(harness.plans[-1]) == ["old"], "though there are a seat, budget and blocks for the small one"
     harness.run()
     harness.assert_undisturbed()
 
@@ -155,10 +150,25 @@ def test_cached_blocks_that_a_sequence_would_revive_are_not_counted_as_space_for
     harness.step()
     assert (harness.scheduler.stats().blocks_used, harness.scheduler.stats().blocks_cached) == (6, 10)
     harness.add(make_generation("second", prompt + tuple(range(8))))
-    assert ids(harness.step()) == ["running"], "ten blocks of twelve are cached, but they are all the space there is"
+    harness.step()
+    assert harness.scheduler.stats().waiting == 1, (
+        "ten blocks of twelve are cached, but they are all the space there is"
+    )
     harness.run()
     assert harness.scheduler.stats().preemptions == 0
     assert harness.results["second"].cached_tokens == 40
+    harness.assert_undisturbed()
+
+
+def test_blocks_shared_with_a_running_sequence_cost_nothing() -> None:
+    harness = Harness(make_limits(num_blocks=16))
+    prompt = tuple(range(100, 142))
+    harness.add(make_generation("first", prompt))
+    harness.step()
+    harness.add(make_generation("second", prompt, choice=1))
+    assert ids(harness.step()) == ["first", "second"]
+    assert harness.scheduler.stats().blocks_used == 12
+    harness.run()
     harness.assert_undisturbed()
 
 
