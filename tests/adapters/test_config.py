@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polygraft_adapters import Problem
@@ -20,7 +20,7 @@ def parse(**config: Any) -> tuple[LoraSettings | None, list[Problem]]:
     return parse_config(json.dumps(config).encode())
 
 
-def settings(**config: Any) -> LoraSettings:
+def settings_of(**config: Any) -> LoraSettings:
     parsed, problems = parse(**config)
     assert problems == []
     assert parsed is not None
@@ -47,16 +47,16 @@ def fields(**config: Any) -> list[str]:
     ],
 )
 def test_rank_and_scale_with_the_defaults_of_peft(config: dict[str, Any], r: int, scale: float) -> None:
-    parsed = settings(**config)
+    parsed = settings_of(**config)
     assert (parsed.rank(Q0), parsed.scale(Q0), parsed.default_scale) == (r, scale, scale)
 
 
 def test_patterns_give_a_module_its_own_rank_and_alpha() -> None:
-    parsed = settings(r=8, lora_alpha=16, rank_pattern={"q_proj": 4}, alpha_pattern={r"layers\.0\..*": 1.5})
+    parsed = settings_of(r=8, lora_alpha=16, rank_pattern={"q_proj": 4}, alpha_pattern={r"layers\.0\..*": 1.5})
     assert parsed.rank(Q0) == 4
     assert parsed.scale(Q0) == 1.5 / 4
     assert parsed.scale("model.layers.1.self_attn.v_proj") == 2.0
-    assert settings(use_rslora=True, rank_pattern={"q_proj": 4}).scale(Q0) == 8 / 2
+    assert settings_of(use_rslora=True, rank_pattern={"q_proj": 4}).scale(Q0) == 8 / 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_what_is_not_served_is_refused_by_name(field: str, value: Any, words: st
 
 
 def test_off_and_harmless_fields_are_accepted() -> None:
-    settings(
+    settings_of(
         peft_type="lora",
         use_dora=False,
         lora_bias=False,
@@ -183,12 +183,12 @@ def test_off_and_harmless_fields_are_accepted() -> None:
         runtime_config={"ephemeral_gpu_offload": False},
         a_field_of_the_future={"x": math.nan},
     )
-    assert settings(modules_to_save=None).r == 8
+    assert settings_of(modules_to_save=None).r == 8
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", "q_proj", None])
 def test_target_modules_as_a_string_says_nothing_to_compare(targets: str | None) -> None:
-    assert settings(target_modules=targets).target_modules is None
+    assert settings_of(target_modules=targets).target_modules is None
 
 
 FIELDS = [
@@ -215,6 +215,7 @@ json_values = st.recursive(
 
 @pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_values_give_settings_or_problems(config: dict[str, Any]) -> None:
     parsed, problems = parse(**config)
     assert parsed is not None or problems
@@ -223,6 +224,7 @@ def test_any_values_give_settings_or_problems(config: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=60))
+@settings(deadline=None)
 def test_any_bytes_give_settings_or_problems(raw: bytes) -> None:
     parsed, problems = parse_config(raw)
     assert parsed is not None or problems

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
@@ -109,6 +109,7 @@ def test_hostile_names_stay_on_one_short_line() -> None:
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_any_bytes_either_parse_or_are_refused(data: bytes) -> None:
     try_to_read(data)
 
@@ -117,7 +118,7 @@ VALID = save({"layers.0.lora_A.weight": torch.ones(2, 3), "b": torch.ones(4, dty
 
 
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=6), st.integers(0, len(VALID)))
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 def test_a_damaged_file_either_parses_or_is_refused(changes: list[tuple[int, int]], length: int) -> None:
     data = bytearray(VALID)
     for position, value in changes:
@@ -141,7 +142,7 @@ json_values = st.recursive(
 
 
 @given(json_values, st.binary(max_size=16))
-@settings(max_examples=100)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_header_either_parses_or_is_refused(header: Any, data: bytes) -> None:
     try_to_read(pack(header, data))
 

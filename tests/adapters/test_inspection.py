@@ -221,6 +221,16 @@ def test_config_and_tensors_are_judged_together(write: Write, tensors: Tensors, 
     assert inspect_adapter(write(tensors, modules_to_save=[]), shapes, 16).rank == 8
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("fan_in_fan_out", True), ("bias", "all"), ("init_lora_weights", "olora"), ("modules_to_save", ["lm_head"])],
+)
+def test_the_config_alone_is_reason_enough(
+    write: Write, tensors: Tensors, shapes: ModuleShapes, field: str, value: Any
+) -> None:
+    assert [problem.where for problem in problems_of(write(tensors, **{field: value}), shapes)] == [field]
+
+
 def test_a_truncated_file_is_refused_together_with_the_config(
     write: Write, tensors: Tensors, shapes: ModuleShapes
 ) -> None:
@@ -249,6 +259,8 @@ def test_the_digest_names_the_maths_and_nothing_else(write: Write, tensors: Tens
     different = [
         digest(one_bit),
         digest({name: tensor.bfloat16() for name, tensor in tensors.items()}),
+        digest({name: tensor.half().view(torch.int16).view(torch.bfloat16) for name, tensor in tensors.items()}),
+        digest({name: tensor.half() for name, tensor in tensors.items()}),
         digest({name.replace("layers.1", "layers.0"): tensor for name, tensor in tensors.items()}),
         digest(lora_alpha=8),
         digest(use_rslora=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft.utils.other import get_pattern_key
 
@@ -34,6 +34,7 @@ KEYS = [
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.integers(1, 64), max_size=4), st.sampled_from(MODULES))
+@settings(deadline=None)
 def test_the_first_matching_key_decides_as_in_peft(values: dict[str, int], module: str) -> None:
     expected = values.get(get_pattern_key(values.keys(), module), 8)
     assert compile_patterns(values).value(module, 8) == expected
@@ -83,11 +84,12 @@ def test_sizes_are_bounded() -> None:
 
 @pytest.mark.filterwarnings("ignore:Possible:FutureWarning")
 @given(st.text(alphabet="ab.|()[]?*+{}\\0123,^$", max_size=40))
+@settings(deadline=None)
 def test_an_accepted_key_matches_in_no_time(key: str) -> None:
     try:
         patterns = compile_patterns({key: 1})
     except ValueError:
         return
-    begin = time.perf_counter()
+    begin = time.process_time()
     patterns.value("a" * 30 + ".b" * 10 + "!", 0)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1

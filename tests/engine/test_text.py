@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.text_harness import byte_fallback, byte_ids, byte_level, ids
 from tokenizers import Tokenizer
@@ -282,6 +282,7 @@ stops = st.lists(st.text(alphabet="abcé世", min_size=1, max_size=3), max_size=
 
 
 @given(letters, stops, st.integers(0, 5), st.booleans(), st.booleans(), st.lists(st.integers(0, 4)))
+@settings(deadline=None)
 def test_any_output_in_any_steps_follows_the_rules(
     names: list[str], stop: tuple[str, ...], min_tokens: int, include: bool, fallback: bool, sizes: list[int]
 ) -> None:

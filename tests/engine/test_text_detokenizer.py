@@ -43,14 +43,14 @@ def deltas(tokenizer: Tokenizer, output: list[int], prompt: list[int] | None = N
 
 
 @given(kinds, token_ids, st.booleans())
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 def test_any_tokens_give_what_decode_gives(kind: str, output: list[int], skip: bool) -> None:
     tokenizer = TOKENIZERS[kind]
     assert "".join(deltas(tokenizer, output, skip=skip)) == tokenizer.decode(output, skip_special_tokens=skip)
 
 
 @given(kinds, st.lists(st.binary(max_size=6) | st.text(max_size=4).map(str.encode), max_size=6))
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 def test_any_bytes_between_words_give_what_decode_gives(kind: str, runs: list[bytes]) -> None:
     tokenizer = TOKENIZERS[kind]
     word = ids(tokenizer, "a")
@@ -59,6 +59,7 @@ def test_any_bytes_between_words_give_what_decode_gives(kind: str, runs: list[by
 
 
 @given(st.text(max_size=40))
+@settings(deadline=None)
 def test_any_text_comes_back(text: str) -> None:
     output = byte_level().encode(text).ids
     assert "".join(deltas(byte_level(), output)) == text
@@ -69,6 +70,7 @@ def test_any_text_comes_back(text: str) -> None:
     st.lists(st.sampled_from(["▁the", "▁quick", "a", "</s>"])),
     token_ids,
 )
+@settings(deadline=None)
 def test_output_continues_the_prompt(kind: str, names: list[str], output: list[int]) -> None:
     tokenizer = TOKENIZERS[kind]
     prompt = ids(tokenizer, "<s>", *names)

@@ -52,12 +52,13 @@ three = st.text(alphabet="abc", min_size=1, max_size=4)
     st.lists(few | three, max_size=4),
     st.lists(st.tuples(st.text(alphabet="abc", max_size=4), st.booleans()), max_size=12),
 )
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 def test_agrees_with_the_naive_finder(stops: list[str], pieces: Pieces) -> None:
     assert find(stops, pieces) == naive(stops, pieces)
 
 
 @given(st.lists(three, min_size=1, max_size=3), st.text(alphabet="abc", max_size=20))
+@settings(deadline=None)
 def test_one_character_at_a_time_no_stop_survives_in_the_text(stops: list[str], text: str) -> None:
     match, _ = find(stops, [(char, True) for char in text])
     before = text if match is None else text[: match.end - 1]
