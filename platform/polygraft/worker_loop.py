@@ -194,8 +194,7 @@ class WorkerLoop:
             emissions, self._outbox = self._outbox, []
             if time.monotonic() - self._renewed > _RENEW_SECONDS:
                 self._renewed = time.monotonic()
-                told = {emission.job for emission in emissions}
-                emissions += [job.keep() for job in self._jobs.values() if job.id not in told]
+                emissions += [job.keep() for job in self._jobs.values()]
             verdicts = self._queue.publish(step_ended, emissions)
             self._work_queued = verdicts.work
             for id in verdicts.stale:

@@ -126,25 +126,22 @@ class WorkerQueue:
         ]
 
     def publish(self, step_ended: float, emissions: Iterable[Emission]) -> Verdicts:
-        """Append the events to their records, announce them, renew the leases: one call a step.
+        """Append the events to their records and announce them: one call a step. Emissions without an event renew
+        their job's lease.
 
         `step_ended` is in Unix seconds. An event with usage or error ends its job.
         """
         limits = self._limits
-        arguments: list[Any] = [
+        told = list(emissions)
+        arguments = [
             self.worker_id,
             self.model,
             step_ended,
             milliseconds(limits.lease),
             milliseconds(limits.record_ttl),
+            encode([_row(emission) for emission in told]),
+            *(b"" if emission.event is None else encode(emission.event) for emission in told),
         ]
-        for emission in emissions:
-            event = emission.event
-            if event is None:
-                arguments += (emission.job, emission.attempt, 0, "", b"")
-            else:
-                final = "1" if event.final else ""
-                arguments += (emission.job, emission.attempt, event.seq, final, encode(event))
         cancelled, stale, work = self._reached(self._publish, arguments)
         return Verdicts(
             frozenset(job.decode() for job in cancelled), frozenset(job.decode() for job in stale), bool(work)
@@ -186,3 +183,10 @@ class WorkerQueue:
             return script(args=arguments)
         except (RedisError, OSError) as error:
             raise QueueUnavailable(f"the queue cannot be reached: {error}") from error
+
+
+def _row(emission: Emission) -> tuple[object, ...]:
+    event = emission.event
+    if event is None:
+        return (emission.job, emission.attempt, False, False)
+    return (emission.job, emission.attempt, event.seq, event.final)
