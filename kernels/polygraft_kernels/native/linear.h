@@ -11,7 +11,7 @@ namespace PG_ISA {
 constexpr int VL = PG_LANES_PER_VECTOR;
 constexpr int PanelWidth = 2;                    // vectors; the last panel of a layer may have one
 constexpr int PanelColumns = PanelWidth * VL;
-constexpr int MaxRows = VL == 16 ? 12 : 6;       // rows x 2 sums, 2 weights and a value fit 32 or 16 registers
+constexpr int MaxRows = PG_MAX_ROWS;             // rows x 2 sums, 2 weights and a value: what the registers hold
 
 // Few rows take several panels at once, so that enough independent sums are in flight to hide the latency of fma.
 constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : rows <= 4 && VL == 16 ? 2 : 1; }

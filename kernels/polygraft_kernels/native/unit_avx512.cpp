@@ -3,6 +3,7 @@
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #define PG_ISA avx512
 #define PG_LANES_PER_VECTOR 16
+#define PG_MAX_ROWS 8
 #define PG_FMA 1
 #define PG_AVX512 1
 #define PG_AVX512BF16 0

@@ -1,0 +1,53 @@
+"""One suite over every backend: those of the registry, and each instruction set of the native one that runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polygraft_kernels.api import Backend
+from polygraft_kernels.native import EMULATED, create_isa, runnable
+from polygraft_kernels.registry import BACKENDS, choose
+
+NATIVE = [*runnable(), *(name for name, needed in EMULATED.items() if needed in runnable())]
+OTHERS = [name for name in BACKENDS if name != "native"]
+
+
+def _backend(name: str) -> Backend:
+    if name in OTHERS:
+        return choose(name, torch.device("cpu"), torch.float32).backend
+    return create_isa(name)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=[*OTHERS, *NATIVE], scope="session")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every backend in turn."""
+    return _backend(request.param)
+
+
+@pytest.fixture(params=NATIVE, scope="session")
+def native(request: pytest.FixtureRequest) -> Backend:
+    """Every instruction set of the native backend: those that promise the same bits whatever the batch."""
+    return _backend(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"], scope="session")
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The dtypes that every backend offers."""
+    return request.param
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Torch's number of threads, and so the kernels'."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
