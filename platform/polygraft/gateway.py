@@ -18,7 +18,7 @@ from polygraft.blobs import BlobStore
 from polygraft.db import Database
 from polygraft.errors import ApiError, ConfigError
 from polygraft.health import Health
-from polygraft.listener import HttpServer, Listeners
+from polygraft.listener import HttpServer, Listeners, port_of
 from polygraft.metrics import Metrics
 from polygraft.openai.catalog import ModelCatalog
 from polygraft.openai.inference import Inference, seed_source
@@ -38,6 +38,9 @@ from polygraft.tenancy.service import Authenticator
 from polygraft_adapters.inspection import inspect_adapter
 
 log = structlog.get_logger(__name__)
+
+END_SECONDS = 2.0
+"""What answers get to say that they were ended, after the drain time."""
 
 
 def run(settings: Settings, listeners: Listeners) -> int:
@@ -61,7 +64,7 @@ async def _serve(settings: Settings, listeners: Listeners) -> None:
     async with _open(settings) as gateway:
         http = HttpServer(
             create_app(gateway.inference, gateway.policy, gateway.health, gateway.metrics),
-            drain_seconds=settings.drain_timeout,
+            drain_seconds=settings.drain_timeout + END_SECONDS,
         )
         scraped = HttpServer(gateway.metrics.app(), drain_seconds=0)
         serving = [
@@ -70,11 +73,16 @@ async def _serve(settings: Settings, listeners: Listeners) -> None:
         ]
         background = asyncio.create_task(gateway.background())
         stopping = asyncio.create_task(stop.wait())
+        log.info("gateway_listening", port=port_of(listeners.http), metrics_port=port_of(listeners.metrics))
         try:
             await asyncio.wait([*serving, background, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             gateway.health.draining = True
             http.stop()
+            await asyncio.wait([serving[0]], timeout=settings.drain_timeout)
+            if not serving[0].done():
+                # What still runs gets an error as its last event rather than a torn connection.
+                await gateway.inference.queue.close()
             await asyncio.gather(serving[0], return_exceptions=True)
             scraped.stop()
             stopping.cancel()

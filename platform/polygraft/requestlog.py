@@ -56,7 +56,10 @@ class RequestLogMiddleware:
         finally:
             status = watch.outcome()
             self._count(status)
-            log.info("request", **_facts(scope), status=status, ms=round((time.perf_counter() - began) * 1000, 1))
+            milliseconds = round((time.perf_counter() - began) * 1000, 1)
+            # Probes come every second and say nothing when all is well.
+            write = log.debug if scope["path"].startswith("/health/") else log.info
+            write("request", **_facts(scope), status=status, ms=milliseconds)
 
 
 class _Watch:
