@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
@@ -80,7 +81,7 @@ def _serve(settings: Settings, stop: _Stop) -> None:
         beating = WorkerQueue(settings.redis_url, worker_id, model, limits)
         stack.callback(beating.close)
         queue.register(prepared.card, vitals.status())
-        stack.callback(queue.deregister)
+        stack.push(_Leaving(queue))
         heartbeat = Heartbeat(vitals, beating.heartbeat, limits.beat)
         heartbeat.start()
         stack.callback(heartbeat.stop)
@@ -115,6 +116,17 @@ def _load(prepared: Prepared, adapters: HostAdapters[AdapterWeights]) -> Engine:
     assert engine.info.numerics_id == prepared.card.numerics_id
     log.info("model_loaded", seconds=round(time.monotonic() - began, 1))
     return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """Deregisters at the end, unless the end is that Redis cannot be reached."""
+
+    queue: WorkerQueue
+
+    def __call__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None or not issubclass(kind, QueueUnavailable):
+            self.queue.deregister()
 
 
 class _Loader:

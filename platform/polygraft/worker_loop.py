@@ -81,6 +81,10 @@ class WorkerLoop:
         """Whether any job is held or any event is still to be published."""
         return bool(self._jobs or self._outbox)
 
+    @property
+    def _renewal_due(self) -> bool:
+        return time.monotonic() - self._renewed > _RENEW_SECONDS
+
     def turn(self) -> None:
         """One round: take jobs if there is room, step if there is something to compute, else wait for either.
 
@@ -89,8 +93,10 @@ class WorkerLoop:
         """
         self._claim()
         self._start()
+        stepping = self._engine.has_work
         step_ended = self._step()
-        if self._outbox or time.monotonic() - self._renewed > _RENEW_SECONDS:
+        # After every step, said anything or not: this is also how the worker hears of cancels and of new work.
+        if stepping or self._outbox or self._renewal_due:
             self._publish(step_ended)
         if not self._engine.has_work and not self._outbox:
             self._rest()
@@ -192,7 +198,7 @@ class WorkerLoop:
         """Send what has gathered; act on what is to be cancelled, with the next publish right behind."""
         while True:
             emissions, self._outbox = self._outbox, []
-            if time.monotonic() - self._renewed > _RENEW_SECONDS:
+            if self._renewal_due:
                 self._renewed = time.monotonic()
                 emissions += [job.keep() for job in self._jobs.values()]
             verdicts = self._queue.publish(step_ended, emissions)
@@ -219,7 +225,7 @@ class WorkerLoop:
             self._adapters.wait(loading, 0.1)
         elif not self._work_queued:
             self._queue.wait(self._idle_seconds)
-            self._work_queued = True
+        self._work_queued = True
 
     # what becomes of a job
 

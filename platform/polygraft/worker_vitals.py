@@ -106,9 +106,9 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for it."""
+        """End, and wait for it a little: it may be waiting for a server that is gone."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):

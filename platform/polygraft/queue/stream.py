@@ -32,7 +32,7 @@ class JobStream:
     def __init__(self, job: Job, on_cancel: Callable[[JobStream], Awaitable[None]]) -> None:
         self.job = job
         self.usage: Usage | None = None
-        """Set when the job has ended, unless it failed."""
+        """Set when the job has ended; None if it failed and nobody knows."""
         self.next_seq = 0
         self.ended = False
         """The final event has been delivered (it may not have been read yet)."""

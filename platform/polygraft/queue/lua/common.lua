@@ -14,7 +14,9 @@ local function enqueue(push, id, model, tenant)
   if redis.call(push, tenant_queue(model, tenant), id) == 1 then
     redis.call('RPUSH', RING .. model, tenant)
   end
+  -- As many marks as there may be idle workers are enough; busy ones take none.
   redis.call('RPUSH', WAKE .. model, '')
+  redis.call('LTRIM', WAKE .. model, -256, -1)
 end
 
 local function leave_ring_if_empty(model, tenant)
