@@ -66,7 +66,7 @@ async def _serve(settings: Settings, listeners: Listeners) -> None:
             create_app(gateway.inference, gateway.policy, gateway.health, gateway.metrics),
             drain_seconds=settings.drain_timeout + END_SECONDS,
         )
-        scraped = HttpServer(gateway.metrics.app(), drain_seconds=0)
+        scraped = HttpServer(gateway.metrics.app(), drain_seconds=END_SECONDS)
         serving = [
             asyncio.create_task(http.serve([listeners.http])),
             asyncio.create_task(scraped.serve([listeners.metrics])),
