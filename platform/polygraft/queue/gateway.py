@@ -160,6 +160,7 @@ class GatewayQueue:
         except OutOfMemoryError as error:
             raise unavailable("The queue is out of memory.", retry_after=5) from error
         except (RedisError, OSError) as error:
+            log.warning("queue call failed", error=repr(error))
             raise _unreachable() from error
 
     # Behind it

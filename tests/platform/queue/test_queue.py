@@ -56,6 +56,17 @@ async def test_tenants_take_turns_whatever_they_queue(
     assert worker.claim(9, "3") == []
 
 
+async def test_a_burst_is_shared_between_the_workers(
+    valkey: str, gateway: GatewayQueue, worker: WorkerQueue, make_job: MakeJob
+) -> None:
+    other = WorkerQueue(valkey, "w2", MODEL)
+    other.register(card_of(), status_of("w2"))
+    for _ in range(5):
+        await gateway.open(make_job())
+    assert [len(worker.claim(9, "1")), len(other.claim(9, "1")), len(worker.claim(9, "2"))] == [3, 1, 1]
+    other.close()
+
+
 async def test_a_claim_asked_again_gives_the_same_jobs(
     gateway: GatewayQueue, worker: WorkerQueue, make_job: MakeJob
 ) -> None:

@@ -9,6 +9,9 @@ local latest = redis.call('HMGET', CLAIM .. worker, 'nonce', 'ids')
 if latest[1] == nonce then
   claimed = cmsgpack.unpack(latest[2])
 else
+  -- A burst is shared: nobody takes more than its part at once, however much room it has.
+  local share = math.ceil(redis.call('ZCARD', QUEUED) / math.max(1, redis.call('SCARD', WORKERS)))
+  count = math.min(count, share)
   while #claimed < count do
     local tenant = redis.call('LMOVE', RING .. model, RING .. model, 'LEFT', 'RIGHT')
     if not tenant then
