@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from polygraft.demo import build_demo_model
+
 ROOT = Path(__file__).parent.parent
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,6 +18,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 def root() -> Path:
     """The project's root folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def demo_model(root: Path) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder; the first use downloads and converts it."""
+    return build_demo_model(root / ".cache" / "SmolLM2-135M-Instruct")
 
 
 @pytest.fixture(scope="session")
