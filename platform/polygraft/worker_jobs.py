@@ -37,6 +37,11 @@ def broken_adapter(error: BaseException) -> JobError:
     return JobError(status=500, type="server_error", code=None, message="The adapter could not be loaded.")
 
 
+def unprepared(claimed: ClaimedJob) -> Emission:
+    """The only event of a job that could not even be looked at."""
+    return Emission(claimed.job.id, claimed.attempt, JobEvent(job=claimed.job.id, seq=0, error=FAILED))
+
+
 @dataclass(slots=True)
 class _Choice:
     generation: Generation

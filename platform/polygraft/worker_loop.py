@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from polygraft.queue.messages import JobError
 from polygraft.queue.worker import ClaimedJob, Emission, Verdicts
 from polygraft.worker_adapters import HostAdapters
-from polygraft.worker_jobs import FAILED, STOPPED, RunningJob, broken_adapter, refusal
+from polygraft.worker_jobs import FAILED, STOPPED, RunningJob, broken_adapter, refusal, unprepared
 from polygraft.worker_vitals import Vitals
 from polygraft_engine.stats import EngineStats
 from polygraft_engine.types import Generation, InvalidRequest, StepOutput
@@ -130,7 +130,12 @@ class WorkerLoop:
         claimed = self._queue.claim(room, uuid.uuid4().hex)
         self._work_queued = bool(claimed)
         for each in claimed:
-            self._jobs[each.job.id] = RunningJob.prepare(each, self._tokenizer)
+            try:
+                self._jobs[each.job.id] = RunningJob.prepare(each, self._tokenizer)
+            except Exception:
+                # Whatever is wrong with one job is not to end the others, nor the next worker that would claim it.
+                log.exception("job not prepared", job=each.job.id)
+                self._outbox.append(unprepared(each))
 
     def _start(self) -> None:
         """Hand to the engine every job whose adapter is in host memory."""
@@ -161,6 +166,9 @@ class WorkerLoop:
         except InvalidRequest as error:
             log.info("job refused", job=job.id, param=error.param, code=error.code)
             self._send(job, job.fail(refusal(error)))
+        except Exception:
+            log.exception("job not added", job=job.id)
+            self._send(job, job.fail(FAILED))
         else:
             job.started = True
 
@@ -185,14 +193,24 @@ class WorkerLoop:
             if output.error is not None:
                 log.error("job failed", job=job.id, error=output.error)
                 self._send(job, job.fail(FAILED))
-                continue
-            if job.push(output):
-                self._engine.cancel(output.id)
-            touched[job.id] = job
+            elif self._push(job, output):
+                touched[job.id] = job
         for job in touched.values():
             if job.id in self._jobs and (emission := job.take()) is not None:
                 self._send(job, emission)
         return step_ended
+
+    def _push(self, job: RunningJob, output: StepOutput) -> bool:
+        """Turn tokens into text; False if that failed, and the job with it."""
+        try:
+            ended_by_text = job.push(output)
+        except Exception:
+            log.exception("job's output failed", job=job.id)
+            self._send(job, job.fail(FAILED))
+            return False
+        if ended_by_text:
+            self._engine.cancel(output.id)
+        return True
 
     def _publish(self, step_ended: float) -> None:
         """Send what has gathered; act on what is to be cancelled, with the next publish right behind."""

@@ -244,6 +244,16 @@ async def test_a_refused_job_harms_no_other(rig: Rig, make_job: MakeJob) -> None
     assert not rig.engine.live
 
 
+async def test_a_job_that_breaks_the_output_stage_harms_no_other(rig: Rig, make_job: MakeJob) -> None:
+    bad, good = await rig.gateway.open(make_job(stop=("",))), await rig.gateway.open(make_job())
+    await rig.turns(1)
+    await rig.until_done()
+    [failed] = await events_of(bad)
+    assert failed.error is not None
+    assert failed.error.status == 500
+    assert (await events_of(good))[-1].error is None
+
+
 async def test_a_sequence_that_fails_in_the_engine_fails_its_job_alone(rig: Rig, make_job: MakeJob) -> None:
     rig.engine.failing = {"x"}
     bad, good = await rig.gateway.open(make_job(adapter="x", n=2)), await rig.gateway.open(make_job())
