@@ -48,6 +48,17 @@ def valkey(valkey_server: PrivateValkey) -> str:
 
 
 @pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Put back what a test configured for the whole process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
 def card() -> ModelCard:
     """A small model of the name `base`."""
     return ModelCard(
