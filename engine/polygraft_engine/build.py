@@ -71,7 +71,7 @@ def numerics_id(backend: Backend, dtype_name: str, folder: Path) -> str:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is a GPU if torch sees one. Raises EngineError for a device that is not there."""
+    """The device `name`, of which "auto" is a GPU if torch sees one. Raises EngineError when it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -40,6 +40,7 @@ class NativeBackend(Backend):
         self.device = torch.device("cpu")
         self.dtypes = frozenset(DTYPES)
         self.unit = unit
+        self.isa = unit.isa
         self._last_step: tuple[StepTensors, Step] | None = None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:

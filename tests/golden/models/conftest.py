@@ -63,8 +63,12 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 ADAPTERS = {
     "all-r4": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"),
     "qv-r8": LoraConfig(r=8, lora_alpha=8, target_modules=["q_proj", "v_proj"]),
-    "mlp-r3-rslora": LoraConfig(r=3, lora_alpha=5, use_rslora=True, target_modules=["gate_proj", "up_proj", "down_proj"]),
-    "kod-r16": LoraConfig(r=16, lora_alpha=4, target_modules=["k_proj", "o_proj", "down_proj"], layers_to_transform=[0, 2]),
+    "mlp-r3-rslora": LoraConfig(
+        r=3, lora_alpha=5, use_rslora=True, target_modules=["gate_proj", "up_proj", "down_proj"]
+    ),
+    "kod-r16": LoraConfig(
+        r=16, lora_alpha=4, target_modules=["k_proj", "o_proj", "down_proj"], layers_to_transform=[0, 2]
+    ),
     "patterned": LoraConfig(
         r=2,
         lora_alpha=6,

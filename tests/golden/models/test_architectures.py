@@ -21,7 +21,7 @@ from polygraft_kernels.registry import BACKENDS, choose
 
 BUDGET = 24
 """Tokens per step: less than most prompts, so that they are computed in chunks."""
-NEW_TOKENS = 10
+NEW_TOKENS = 8
 PROMPT_LENGTHS = {None: 50, "all-r4": 61, "qv-r8": 5, "mlp-r3-rslora": 33, "kod-r16": 18, "patterned": 47}
 TOLERANCE = 1e-4
 """Of the row's largest logit."""
@@ -30,11 +30,13 @@ TOLERANCE = 1e-4
 def _runs_here(name: str) -> bool:
     try:
         choose(name, torch.device("cpu"), torch.float32)
-    except (BackendUnavailable, ModuleNotFoundError, AttributeError):  # TEMP
+    except BackendUnavailable:
         return False
     return True
 
 
+QUICK = ("llama-llama3-rope", "mistral-windowed", "qwen2", "qwen3")
+"""One of each architecture; the variants take minutes on a busy machine."""
 KERNELS = [name for name in BACKENDS if _runs_here(name)]
 
 
@@ -74,7 +76,9 @@ def assert_rows_agree(result: Result, prompt: tuple[int, ...], expected: torch.T
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
+)
 def test_a_mixed_batch_equals_transformers_and_peft_alone(
     golden: Callable[[str], Golden], name: str, kernels: str
 ) -> None:
@@ -95,19 +99,17 @@ def test_a_mixed_batch_equals_transformers_and_peft_alone(
         return results
 
     cold, hot = ask(prompt_logprobs=VOCABULARY), ask()
-    warm = ask()
     assert all(result.cached_tokens == 0 for result in cold.values())
     for adapter, prompt in asked.items():
         expected = reference.greedy(adapter, prompt, NEW_TOKENS)
         logits = reference.logits(adapter, [*prompt, *expected])[:-1]
         first, second = logits[len(prompt) - 1 :].topk(2).values.unbind(-1)
         assert (first - second).min() > 1e-3, "the greedy choice is a matter of rounding: take another seed"
-        for results in (cold, hot, warm):
+        for results in (cold, hot):
             result = results[str(adapter)]
             assert result.tokens == expected
             assert_rows_agree(result, prompt, logits)
-        assert warm[str(adapter)].cached_tokens == (len(prompt) - 1) // 8 * 8
-    assert engine.stats().scheduler.prefix_hit_tokens > 0
+        assert hot[str(adapter)].cached_tokens == (len(prompt) - 1) // 8 * 8
 
 
 def test_adapters_change_what_the_model_says(golden: Callable[[str], Golden]) -> None:
