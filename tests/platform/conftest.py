@@ -2,6 +2,7 @@
 what it is told.
 """
 
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 
 from polygraft.card import ModelCard
 from polygraft.db import Base, Database, sqlite_url
