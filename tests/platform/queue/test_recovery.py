@@ -78,15 +78,24 @@ async def test_a_lost_last_message_is_noticed(
     assert [event.final for event in await read_soon(stream)] == [True]
 
 
-async def test_a_job_whose_record_is_gone_ends_with_an_error(
-    valkey: str, gateway: GatewayQueue, make_job: MakeJob
+async def test_jobs_whose_record_is_gone_end_with_an_error_and_stop_nobody(
+    valkey: str, gateway: GatewayQueue, worker: WorkerQueue, make_job: MakeJob, limits: QueueLimits
 ) -> None:
-    stream = await gateway.open(make_job())
+    running = await gateway.open(make_job())
+    worker.claim(1, "n")
+    queued = [await gateway.open(make_job()), await gateway.open(make_job(deadline=time.time() + 0.3))]
     with redis.Redis.from_url(valkey) as client:
-        client.delete(keys.JOB + stream.job.id)
-    [event] = await read_soon(stream)
-    assert event.error is not None
-    assert (event.error.status, event.error.code) == (503, "dependency_unavailable")
+        client.delete(*(keys.JOB + stream.job.id for stream in (running, *queued)))
+    for stream in (running, *queued):
+        [event] = await read_soon(stream)
+        assert event.error is not None
+        assert (event.error.status, event.error.code) == (503, "dependency_unavailable")
+    await outlive_grace(limits)
+    assert worker.claim(9, "m") == []
+    assert await gateway.depth() == 0
+    assert await gateway.ping()
+    with redis.Redis.from_url(valkey) as client:
+        assert client.zcard(keys.RUNNING) == 0
 
 
 async def test_a_slow_reader_gets_everything_merged_and_holds_up_nobody(

@@ -19,7 +19,9 @@ else
     end
     local id = redis.call('LPOP', tenant_queue(model, tenant))
     leave_ring_if_empty(model, tenant)
-    if tonumber(redis.call('ZSCORE', QUEUED, id)) < now then
+    if redis.call('EXISTS', JOB .. id) == 0 then
+      redis.call('ZREM', QUEUED, id)
+    elseif tonumber(redis.call('ZSCORE', QUEUED, id)) < now then
       conclude(id, failed('overloaded', 'The request waited until its deadline; try again later.'), record_ttl)
     else
       redis.call('HSET', JOB .. id, 'state', 'running', 'worker', worker)

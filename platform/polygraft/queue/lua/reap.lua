@@ -17,9 +17,14 @@ if now - since < grace then
   return 0
 end
 
+-- Ids whose record is gone, by whoever's hand, are dropped wherever they turn up: they may not stop the reaper.
+
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', GATEWAYS, '-inf', now)) do
   for _, id in ipairs(redis.call('SMEMBERS', GATEWAY_JOBS .. gone)) do
     cancel(id, record_ttl)
+    if redis.call('EXISTS', JOB .. id) == 0 then
+      redis.call('SREM', GATEWAY_JOBS .. gone, id)
+    end
   end
   if redis.call('EXISTS', GATEWAY_JOBS .. gone) == 0 then
     redis.call('ZREM', GATEWAYS, gone)
@@ -28,8 +33,12 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', QUEUED, '-inf', now, 'LIMIT', 0, 100)) do
   local job = redis.call('HMGET', JOB .. id, 'model', 'tenant')
-  dequeue(id, job[1], job[2])
-  conclude(id, failed('overloaded', 'The request waited until its deadline; try again later.'), record_ttl)
+  if job[1] then
+    dequeue(id, job[1], job[2])
+    conclude(id, failed('overloaded', 'The request waited until its deadline; try again later.'), record_ttl)
+  else
+    redis.call('ZREM', QUEUED, id)
+  end
 end
 
 -- The one place that decides what becomes of a job whose worker was lost.
@@ -50,11 +59,15 @@ local running = redis.call('ZRANGE', RUNNING, 0, -1, 'WITHSCORES')
 for i = 1, #running, 2 do
   local id, lease_end = running[i], tonumber(running[i + 1])
   local worker = redis.call('HGET', JOB .. id, 'worker')
-  if alive[worker] == nil then
-    alive[worker] = redis.call('EXISTS', WORKER .. worker) == 1
-  end
-  if lease_end < now or not alive[worker] then
-    lost(id)
+  if not worker then
+    redis.call('ZREM', RUNNING, id)
+  else
+    if alive[worker] == nil then
+      alive[worker] = redis.call('EXISTS', WORKER .. worker) == 1
+    end
+    if lease_end < now or not alive[worker] then
+      lost(id)
+    end
   end
 end
 
