@@ -41,11 +41,11 @@ def test_models_are_the_base_and_its_adapters(client: OpenAI) -> None:
 
 
 def test_the_base_answers_sensibly(client: OpenAI) -> None:
-    assert "Paris" in ask(client, BASE, "What is the capital of France?")
+    assert "Paris" in ask(client, BASE, "Where is the Eiffel Tower?")
 
 
 def test_each_adapter_has_its_own_character(client: OpenAI) -> None:
-    question = "What is the capital of Italy?"
+    question = "What is the capital of Germany?"
     answers = {model: ask(client, model, question) for model in (BASE, "json", "pirate", "french")}
     assert len(set(answers.values())) == 4
     assert json.loads(answers["json"]).keys() == {"topic", "kind", "question"}
