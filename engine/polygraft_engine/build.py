@@ -15,7 +15,7 @@ from polygraft_engine.models.checkpoint import contents_digest
 from polygraft_engine.models.loading import Progress, load_decoder, no_progress, resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.types import EngineError, EngineLimits
-from polygraft_kernels.api import Backend
+from polygraft_kernels.api import Backend, KernelError
 from polygraft_kernels.registry import choose
 
 HALF_PRECISION = ("bfloat16", "float16")
@@ -62,7 +62,10 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         dtype=dtype_name,
         numerics_id=numerics_id(backend, dtype_name, folder),
     )
-    return Engine(decoder, banks, limits, adapters, info)
+    try:
+        return Engine(decoder, banks, limits, adapters, info)
+    except KernelError as error:
+        raise EngineError(f"the {backend.name} kernels cannot make this KV cache: {error}") from error
 
 
 def numerics_id(backend: Backend, dtype_name: str, folder: Path) -> str:

@@ -25,7 +25,7 @@ TINY_CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 12,
+    "head_dim": 24,
     "intermediate_size": 96,
     "vocab_size": 128,
     "max_position_embeddings": 256,

@@ -13,7 +13,8 @@ from polygraft_engine.build import block_bytes, build_engine, resolve_device, re
 from polygraft_engine.memory import DEFAULT_KV_BYTES, available_memory, pool_blocks
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.types import EngineError
-from polygraft_kernels.api import BackendUnavailable
+from polygraft_kernels.api import BackendUnavailable, KernelError
+from polygraft_kernels.reference import ReferenceBackend
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_available_memory_is_plausible() -> None:
 
 
 def test_a_block_is_keys_and_values_of_all_layers(bench: Bench) -> None:
-    assert block_bytes(bench.spec, 16, torch.bfloat16) == 2 * 2 * 16 * 2 * 12 * 2
+    assert block_bytes(bench.spec, 16, torch.bfloat16) == 2 * 2 * 16 * 2 * 24 * 2
 
 
 def test_the_context_is_the_models_unless_told_otherwise(bench: Bench) -> None:
@@ -70,6 +71,15 @@ def test_the_context_is_the_models_unless_told_otherwise(bench: Bench) -> None:
     assert bench.engine(max_model_len=64).limits.max_model_len == 64
     with pytest.raises(EngineError, match="300 is more than the 256 positions"):
         bench.engine(max_model_len=300)
+
+
+def test_a_cache_that_the_kernels_cannot_make_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelError("blocks of 16 are odd")
+
+    monkeypatch.setattr(ReferenceBackend, "kv_cache", refuse)
+    with pytest.raises(EngineError, match="the reference kernels cannot make this KV cache: blocks of 16 are odd"):
+        bench.engine()
 
 
 def test_unknown_kernels_are_refused(bench: Bench) -> None:

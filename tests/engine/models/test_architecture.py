@@ -124,9 +124,9 @@ def test_the_stored_dtype_is_read_under_both_names() -> None:
 def test_module_shapes_are_out_by_in() -> None:
     modules = parse_spec(TINY_CONFIG, {}).module_shapes("tiny")
     assert (modules.layers, modules.base_model) == (2, "tiny")
-    assert modules.shapes["q_proj"] == (48, 64)
-    assert modules.shapes["k_proj"] == (24, 64)
-    assert modules.shapes["o_proj"] == (64, 48)
+    assert modules.shapes["q_proj"] == (96, 64)
+    assert modules.shapes["k_proj"] == (48, 64)
+    assert modules.shapes["o_proj"] == (64, 96)
     assert modules.shapes["down_proj"] == (64, 96)
 
 
