@@ -96,13 +96,14 @@ def best_time(calls: list[Callable[[], object]], seconds: float) -> float:
 
 
 def measure_ceilings(backend: NativeBackend) -> Ceilings:
-    """Multiply-adds from registers and a read of 256 MiB, on torch's number of threads."""
+    """Multiply-adds from registers and reading 256 MiB in turn, on torch's number of threads."""
     unit, threads = backend.unit, torch.get_num_threads()
     rounds, chains = 100_000, 12
     spent = best_time([lambda: unit.fma_peak(rounds, threads)], 0.3)
-    memory = torch.zeros(64 << 20)
-    read = best_time([lambda: unit.memory_read(memory.data_ptr(), memory.numel(), threads)], 0.3)
-    return Ceilings(2.0 * unit.lanes * chains * rounds * threads / spent / 1e9, memory.numel() * 4 / read / 1e9)
+    memory = torch.zeros(64 << 20).split(1 << 20)
+    reads = [lambda part=part: unit.memory_read(part.data_ptr(), part.numel(), threads) for part in memory]
+    read = best_time(reads, 1.0)
+    return Ceilings(2.0 * unit.lanes * chains * rounds * threads / spent / 1e9, memory[0].numel() * 4 / read / 1e9)
 
 
 def linear_figures(bench: Bench, all_rows: list[int], names: list[str]) -> Iterator[Figure]:

@@ -73,6 +73,8 @@ struct AttentionTile {
         long begin = all.window > 0 && position[0] >= all.window ? position[0] - all.window + 1 : 0;
         for (long key = begin / lds * lds; key < end; key += lds) {
             long keys = end - key < lds ? end - key : lds;
+            prefetch(all.cache.values, key, keys);
+            prefetch(all.cache.keys, key + lds, end - key - lds < lds ? end - key - lds : lds);
             score_keys(key, keys);
             for (long m = 0; m < count; ++m) weigh(m, key, keys);
             add_values(key, keys);
@@ -87,6 +89,15 @@ struct AttentionTile {
 private:
     const T* block(void* base, long key) const {
         return block_of<T>(base, all.cache, blocks[key / all.cache.block_size], kv_head);
+    }
+
+    // Blocks lie anywhere: the processor cannot guess the next one, but we know it.
+    void prefetch(void* base, long key, long keys) const {
+        long bytes = all.cache.block_size * dim * long(sizeof(T));
+        for (long j = 0; j < keys; j += all.cache.block_size) {
+            const char* from = reinterpret_cast<const char*>(block(base, key + j));
+            for (long line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+        }
     }
 
     // score[m][j] = query m . key j, for whole vectors of keys.
@@ -191,14 +202,13 @@ void attention(Team& team, const Attention& all, Finish finish) {
     });
 }
 
+// Wide vectors where they divide a block's sides, else those of 8, which always do.
 template <class T, class Finish>
 void attention(Team& team, const Attention& all, Finish finish) {
-    if (VL >= 16 && all.cache.lanes == 16)
-        attention<16 <= VL ? 16 : 4, T>(team, all, finish);
-    else if (VL >= 8 && all.cache.lanes == 8)
-        attention<8 <= VL ? 8 : 4, T>(team, all, finish);
-    else
-        attention<4, T>(team, all, finish);
+    if (all.cache.lanes == VL)
+        attention<VL, T>(team, all, finish);
+    else if constexpr (VL > 8)
+        attention<8, T>(team, all, finish);
 }
 
 }  // namespace PG_ISA

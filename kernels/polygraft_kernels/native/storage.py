@@ -130,12 +130,11 @@ MAX_HEAD_DIM, MAX_BLOCK_SIZE = 512, 256
 
 def _cache_lanes(block_size: int, head_dim: int, lanes: int) -> int:
     """The widest vector, at most `lanes`, that divides both sides of a block."""
+    small = head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE
+    fits = small and block_size % 8 == 0 and head_dim % 8 == 0
     require(
-        head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE,
-        f"head size {head_dim} > {MAX_HEAD_DIM} or block size {block_size} > {MAX_BLOCK_SIZE}",
+        fits,
+        f"block size {block_size} and head size {head_dim} are not multiples of 8 "
+        f"up to {MAX_BLOCK_SIZE} and {MAX_HEAD_DIM}",
     )
-    while lanes > 4 and (block_size % lanes or head_dim % lanes):
-        lanes //= 2
-    fits = block_size % lanes == 0 and head_dim % lanes == 0
-    require(fits, f"block size {block_size} and head size {head_dim} must be multiples of 4")
-    return lanes
+    return lanes if block_size % lanes == 0 and head_dim % lanes == 0 else 8

@@ -67,19 +67,25 @@ struct Team {
     }
 };
 
+// Keeps gcc from compiling every body twice, for one thread and for many.
+template <class F>
+__attribute__((noinline)) void execute(Team& team, const F& body) {
+    body(team);
+}
+
 // Runs body(team) on up to `threads` threads; one when `effort` (multiply-adds, roughly) would not pay for waking them.
 template <class F>
 void run(long threads, double effort, F body) {
     long taken[MaxPhases] = {};
     if (threads <= 1 || effort < 250e3) {
         Team team{0, 1, taken};
-        body(team);
+        execute(team, body);
         return;
     }
 #pragma omp parallel num_threads(threads)
     {
         Team team{omp_get_thread_num(), omp_get_num_threads(), taken};
-        body(team);
+        execute(team, body);
     }
 }
 

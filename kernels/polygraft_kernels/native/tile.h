@@ -60,6 +60,7 @@ struct Tile {
     // sums[r][v] += sum over k of x[r * ldx + k] * W[k][v]; `panel` is the distance of two panels in elements.
     PG_INLINE void add(const float* x, long ldx, const float* w, long panel, long depth) {
         for (long k = 0; k < depth; ++k) {
+            prefetch(w, panel);
             step(x, ldx, [=](int v) PG_ALWAYS { return load<L>(w + offset(panel, v)); });
             x += 1;
             w += Width * L;
@@ -69,6 +70,7 @@ struct Tile {
 
     PG_INLINE void add(const float* x, long ldx, const bf16* w, long panel, long depth) {
         for (long k = 0; k + 1 < depth; k += 2) {
+            prefetch(w, panel);
             step(x, ldx, [=](int v) PG_ALWAYS { return even<L>(pairs(w, panel, v)); });
             PG_LATER(x);
             step(x + 1, ldx, [=](int v) PG_ALWAYS { return odd<L>(pairs(w, panel, v)); });
@@ -82,6 +84,7 @@ struct Tile {
 
     PG_INLINE void add(const bf16* x, long ldx, const bf16* w, long panel, long depth) {
         for (long k = 0; k + 1 < depth; k += 2) {
+            prefetch(w, panel);
             step_pairs(w, panel, [=](int r) PG_ALWAYS {
                 uint32_t pair;
                 memcpy(&pair, x + r * ldx + k, sizeof pair);
@@ -93,6 +96,14 @@ struct Tile {
     }
 
 private:
+    // Asks for the same place in the panels that come next, into the second-level cache: several tiles of rows pass over
+    // a panel before it is the next one's turn. Weights are at most a cache line per step; attention's are not cold.
+    template <class W>
+    static PG_INLINE void prefetch(const W* w, long panel) {
+        if constexpr (Width > 1)
+            for (int p = 0; p < Panels; ++p) __builtin_prefetch(w + (Panels + p) * panel, 0, 2);
+    }
+
     static PG_INLINE long offset(long panel, int v) { return (v / Width) * panel + (v % Width) * L; }
 
     static PG_INLINE typename Lanes<L>::U pairs(const bf16* w, long panel, int v) {
