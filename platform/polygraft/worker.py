@@ -12,6 +12,8 @@ from types import FrameType
 
 import structlog
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from polygraft.blobs import BlobError, BlobStore
 from polygraft.errors import ConfigError
@@ -105,11 +107,14 @@ def _serve(settings: Settings, stop: _Stop) -> None:
 def _load(prepared: Prepared, adapters: HostAdapters[AdapterWeights]) -> Engine:
     """The engine, as the card that has been registered promises it."""
     began = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        log.debug("loading", layers=done, of=total)
-
-    engine = build_engine(prepared.options, adapters, progress)
+    columns = (TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("layers"))
+    # A bar where somebody watches; nothing where the log is a file.
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        bar = bars.add_task(prepared.card.name, total=None)
+        engine = build_engine(
+            prepared.options, adapters, lambda done, total: bars.update(bar, completed=done, total=total)
+        )
     for reason in engine.info.passed_over:
         log.warning("backend_passed_over", reason=reason)
     assert engine.limits.max_context == prepared.card.max_context

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from polygraft.bench.load import Outcome
@@ -102,20 +103,20 @@ def report(outcomes: Sequence[Outcome], added_latency_ms: float | None = None) -
 
 
 def table(run: Report) -> Table:
-    """For people."""
-    shown = Table(title=f"{run.total.requests} requests in {run.seconds:.1f} s")
-    shown.add_column("model")
-    for column in ("requests", "failed", "output tok/s", "total tok/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms",
-                   "prompt tok", "cached"):  # fmt: skip
-        shown.add_column(column, justify="right")
+    """For people; fits 80 columns unless a model's name is long."""
+    shown = Table(title=f"{run.total.requests} requests in {run.seconds:.1f} s", box=SIMPLE_HEAD)
+    shown.add_column("model", overflow="fold")
+    for column in ("requests\nfailed", "output\ntok/s", "total\ntok/s", "TTFT ms\np50 / p99", "ITL ms\np50 / p99",
+                   "prompt\ntokens", "from\ncache"):  # fmt: skip
+        shown.add_column(column, justify="right", no_wrap=True)
     for row in (*(run.models if len(run.models) > 1 else ()), run.total):
         shown.add_row(
             row.model if row is not run.total else "all",
-            str(row.requests),
-            str(row.failures),
+            f"{row.requests} / {row.failures}",
             f"{row.output_tokens_per_second:.1f}",
             f"{row.total_tokens_per_second:.1f}",
-            *(_ms(value) for value in (row.ttft_p50, row.ttft_p99, row.itl_p50, row.itl_p99)),
+            f"{_ms(row.ttft_p50)} / {_ms(row.ttft_p99)}",
+            f"{_ms(row.itl_p50)} / {_ms(row.itl_p99)}",
             str(row.prompt_tokens),
             str(row.cached_prompt_tokens),
             end_section=row is run.models[-1],
@@ -124,7 +125,7 @@ def table(run: Report) -> Table:
 
 
 def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return "–" if value is None else f"{value:.0f}"
 
 
 def added_latency_buckets(metrics: str) -> dict[float, float]:
