@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tests.conformance import oracle
@@ -11,14 +13,6 @@ from torch import Tensor
 from polygraft_kernels.api import Backend, LoraGroups, LoraPair, StepTensors
 
 ROWS = 40
-
-
-@pytest.fixture
-def _two_threads() -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")
@@ -38,12 +32,12 @@ def test_linear_on_one_thread_and_on_two(native: Backend, dtype: torch.dtype) ->
 
 @pytest.mark.usefixtures("threads")
 def test_lora_row_alone_and_among_others(native: Backend, dtype: torch.dtype) -> None:
-    segments, ranks = (96, 33), (1, 8, 13)
-    bank = native.lora_bank(144, segments, len(ranks), dtype)
+    segments, ranks = (96, 33), (1, 8, 13)  # enough work for a second thread
+    bank = native.lora_bank(576, segments, len(ranks), dtype)
     for slot, rank in enumerate(ranks):
-        pairs = [LoraPair(random(rank, 144, dtype=dtype), random(n, rank, dtype=dtype), 0.3) for n in segments]
+        pairs = [LoraPair(random(rank, 576, dtype=dtype), random(n, rank, dtype=dtype), 0.3) for n in segments]
         bank.load(slot, pairs)
-    x, y = random(ROWS, 144, dtype=dtype), random(ROWS, sum(segments), dtype=dtype)
+    x, y = random(ROWS, 576, dtype=dtype), random(ROWS, sum(segments), dtype=dtype)
     starts = (3, 10, 11, ROWS)
     together = y.clone()
     native.lora(together, x, bank, LoraGroups((0, 1, 2), starts))
@@ -94,7 +88,7 @@ def _part(step: StepTensors, first: int, count: int) -> StepTensors:
     )
 
 
-def _on_threads(count: int, compute: object) -> Tensor:
+def _on_threads(count: int, compute: Callable[[], Tensor]) -> Tensor:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -97,11 +97,14 @@ struct Tile {
 
 private:
     // Asks for the same place in the panels that come next, into the second-level cache: several tiles of rows pass over
-    // a panel before it is the next one's turn. Weights are at most a cache line per step; attention's are not cold.
+    // a panel before it is the next one's turn. Only weights come in wide panels; attention looks after its own blocks.
     template <class W>
     static PG_INLINE void prefetch(const W* w, long panel) {
+        constexpr long StepBytes = Width * L * 4, Line = 64;
         if constexpr (Width > 1)
-            for (int p = 0; p < Panels; ++p) __builtin_prefetch(w + (Panels + p) * panel, 0, 2);
+            for (int p = 0; p < Panels; ++p)
+                for (long byte = 0; byte < StepBytes; byte += Line)
+                    __builtin_prefetch(w + (Panels + p) * panel + byte / long(sizeof(W)), 0, 2);
     }
 
     static PG_INLINE long offset(long panel, int v) { return (v / Width) * panel + (v % Width) * L; }
