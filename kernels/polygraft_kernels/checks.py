@@ -44,10 +44,17 @@ def check_pairs(bank: LoraBank, slot: int, pairs: Sequence[LoraPair | None]) -> 
 
 
 def check_groups(groups: LoraGroups, bank: LoraBank, rows: int) -> None:
-    """Groups partition rows [starts[0], rows) in order and name slots of `bank`."""
+    """Groups lie in order within `rows` and name slots of `bank`."""
+    check_starts(groups, rows)
+    known = not groups.slots or max(groups.slots) < bank.num_slots
+    require(known, f"slots {groups.slots} are not all below {bank.num_slots}")
+
+
+def check_starts(groups: LoraGroups, rows: int) -> None:
+    """Groups lie in order within `rows`; slots are numbers from 0."""
     slots, starts = groups.slots, groups.starts
     require(len(starts) == len(slots) + 1, f"{len(slots)} groups need {len(slots) + 1} starts, not {len(starts)}")
     if slots:
-        require(min(slots) >= 0 and max(slots) < bank.num_slots, f"slots {slots} are not all below {bank.num_slots}")
         ascending = starts[0] >= 0 and all(a <= b for a, b in pairwise(starts))
         require(ascending and starts[-1] <= rows, f"group starts {starts} do not ascend within {rows} rows")
+        require(min(slots) >= 0, f"slots {slots} are not all numbers from 0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polygraft_kernels.api import Backend, LoraGroups, LoraPair
+from polygraft_kernels.api import Backend, DecoderLayer, LoraGroups, LoraLinear, LoraPair, StepTensors
 from polygraft_kernels.checks import InvalidOperand
 from polygraft_kernels.native import create_isa
 from polygraft_kernels.registry import choose
@@ -100,3 +100,35 @@ def test_heads_and_indices(native: Backend) -> None:
         native.store_kv(k, k[:, :1], cache, torch.zeros(3, dtype=torch.int64))
     with pytest.raises(InvalidOperand, match="rope table"):
         native.rope(k, k.clone(), torch.zeros(3, dtype=torch.int64), torch.ones(4, 2, 16))
+
+
+def test_a_fused_layer_is_checked_like_its_operations(native: Backend) -> None:
+    def layer(num_slots: int) -> DecoderLayer:
+        def linear(outputs: int, inputs: int) -> LoraLinear:
+            bank = native.lora_bank(inputs, (outputs,), num_slots, torch.float32)
+            return LoraLinear(native.pack_linear(torch.ones(outputs, inputs)), bank)
+
+        norm, gate_up, down = torch.ones(16), linear(16, 16), linear(16, 8)
+        return DecoderLayer(norm, linear(48, 16), None, None, linear(16, 16), norm, gate_up, down, 1, 1, 16, 1e-5, None)
+
+    def step(groups: LoraGroups) -> StepTensors:
+        rows = torch.arange(2)
+        ends = torch.tensor([0, 2], dtype=torch.int32)
+        return StepTensors(rows, rows, ends, ends[1:], torch.zeros(1, 1, dtype=torch.int32), groups)
+
+    cache = native.kv_cache(1, 16, 1, 16, torch.float32)
+    table = torch.ones(4, 2, 8)
+    x = torch.ones(2, 16)
+    for groups, message in [
+        (LoraGroups((2,), (0, 2)), "below 2"),
+        (LoraGroups((0,), (0, 3)), "2 rows"),
+        (LoraGroups((-1,), (0, 2)), "numbers from 0"),
+    ]:
+        with pytest.raises(InvalidOperand, match=message):
+            native.decoder_layer(x, layer(2), cache, step(groups), table)
+    other = native.kv_cache(1, 16, 2, 16, torch.float32)
+    with pytest.raises(InvalidOperand, match="other heads"):
+        native.decoder_layer(x, layer(2), other, step(LoraGroups((), (2,))), table)
+    with pytest.raises(InvalidOperand, match="rope table"):
+        native.decoder_layer(x, layer(2), cache, step(LoraGroups((), (2,))), torch.ones(4, 2, 16))
+    assert native.decoder_layer(x, layer(2), cache, step(LoraGroups((1,), (0, 2))), table).isfinite().all()

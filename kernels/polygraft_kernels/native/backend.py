@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from ctypes import byref
 from typing import ClassVar
@@ -20,11 +21,11 @@ from polygraft_kernels.api import (
     SampleTensors,
     StepTensors,
 )
-from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.checks import check_groups, check_starts, check_weight, require
 from polygraft_kernels.native import layouts
 from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
 from polygraft_kernels.native.library import DTYPES, Functions, Unit
-from polygraft_kernels.native.storage import NativeBank, NativeCache, NativeLinear
+from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.reference.sampling import sample
 
 
@@ -171,14 +172,19 @@ class NativeBackend(Backend):
         first = layer.qkv.weight
         assert isinstance(first, NativeLinear)
         functions = self._functions(x, cache.dtype)
-        if first.fused is None or first.fused[0] is not layer:
-            first.fused = (layer, _describe(layer, cache, x.dtype))
+        fused = first.fused
+        if fused is None or fused.layer is not layer:
+            fused = _describe(layer, x.dtype)
+            first.fused = fused
+        require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
+        known = max(step.groups.slots, default=-1) < fused.num_slots
+        require(known, f"slots {step.groups.slots} are not all below {fused.num_slots}")
         require(x.dim() == 2 and x.shape == (step.positions.shape[0], first.in_features), f"x is {list(x.shape)}")
         _check_table(rope_table, cache.head_dim)
         x = x.contiguous()
         if x.shape[0] > 0:
             functions.layer(
-                address(first.fused[1]),
+                address(fused.struct),
                 cache.address,
                 address(self._step(step)),
                 rope_table.data_ptr(),
@@ -208,6 +214,7 @@ class NativeBackend(Backend):
 
 
 def _describe_step(step: StepTensors) -> Step:
+    check_starts(step.groups, step.positions.shape[0])
     _check_integers(step.positions, "positions", torch.int64)
     _check_integers(step.slot_mapping, "slot_mapping", torch.int64)
     _check_integers(step.query_starts, "query_starts", torch.int32)
@@ -224,17 +231,18 @@ def _describe_step(step: StepTensors) -> Step:
     )
 
 
-def _describe(layer: DecoderLayer, cache: NativeCache, dtype: torch.dtype) -> Layer:
-    """The struct for `layer`. Checked here once: what the fused call would otherwise trust."""
-    require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
+def _describe(layer: DecoderLayer, dtype: torch.dtype) -> FusedLayer:
+    """What the fused call would otherwise trust is checked here, once per layer."""
     for weight in (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm):
         fits = weight is None or (weight.dtype == dtype and weight.is_contiguous())
         require(fits, f"norm weights must be contiguous and {dtype}")
     q_norm = None if layer.q_norm is None else layer.q_norm.data_ptr()
     k_norm = None if layer.k_norm is None else layer.k_norm.data_ptr()
-    linears = [_describe_linear(each, dtype) for each in (layer.qkv, layer.o, layer.gate_up, layer.down)]
     norms = (layer.input_norm.data_ptr(), q_norm, k_norm, layer.post_norm.data_ptr())
-    return Layer(*norms, *linears, layer.heads, _window(layer.window), layer.eps)
+    linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    structs = [_describe_linear(each, dtype) for each in linears]
+    num_slots = min((each.bank.num_slots for each in linears if each.bank is not None), default=sys.maxsize)
+    return FusedLayer(layer, Layer(*norms, *structs, layer.heads, _window(layer.window), layer.eps), num_slots)
 
 
 def _describe_linear(layer: LoraLinear, dtype: torch.dtype) -> layouts.LoraLinear:

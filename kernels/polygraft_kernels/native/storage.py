@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_int64
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,11 +25,19 @@ from polygraft_kernels.native.layouts import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """A layer, its struct, and how many adapter slots all of its banks have."""
+
+    layer: DecoderLayer
+    struct: Layer
+    num_slots: int
+
+
 class NativeLinear(PackedLinear):
     """Panels in the unit's lane width, the bias in float32.
 
-    `fused` belongs to decoder_layer: the description of the layer that this weight opens, so that both are freed
-    together.
+    `fused` is decoder_layer's: what it knows of the layer that this weight opens, so that both are freed together.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, lanes: int) -> None:
@@ -39,7 +48,7 @@ class NativeLinear(PackedLinear):
         bias_address = None if self._bias is None else self._bias.data_ptr()
         self._struct = Linear(self._weight.data_ptr(), bias_address, self.in_features, self.out_features)
         self.address = address(self._struct)
-        self.fused: tuple[DecoderLayer, Layer] | None = None
+        self.fused: FusedLayer | None = None
 
 
 class NativeBank(LoraBank):
