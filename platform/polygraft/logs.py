@@ -22,7 +22,11 @@ def configure(level: str, form: LogFormat) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if console:
-        rendering: list[Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # A plain traceback: the others show local variables, and prompts are among them.
+        plain = structlog.dev.plain_traceback
+        rendering: list[Processor] = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        ]
     else:
         rendering = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(

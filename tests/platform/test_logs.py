@@ -40,3 +40,19 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str], form: logs.LogForm
     assert "loud" in line
     # Nobody sits at this stderr, so `auto` is JSON.
     assert line.startswith("{") is (form == "auto")
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_tracebacks_show_no_variables(capsys: pytest.CaptureFixture[str], form: logs.LogFormat) -> None:
+    def fail(prompt: str) -> None:
+        raise ValueError(f"{len(prompt)} tokens are too many")
+
+    logs.configure("info", form)
+    try:
+        fail(prompt="a secret of the tenant's")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    shown = capsys.readouterr().err
+    assert "24 tokens are too many" in shown
+    assert "a secret" not in shown
