@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Type of weights and activations; auto: the type the model was saved in."""
+    """Type of weights and activations; auto: bfloat16 for models saved in half precision, else float32."""
     kernels: Literal["auto", "reference", "native"] = "auto"
     """Backend of the maths; a backend asked for by name that cannot run is an error."""
     threads: int | None = Field(None, ge=1)
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     block_size: int = Field(16, ge=1)
     """Tokens per block of the KV cache."""
     kv_cache_memory: Size | None = None
-    """Bytes; default: 2 GiB, or what is free if that is less."""
+    """Size like 2GiB; default: 2 GiB, or 30% of the free memory if that is less."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike, within one tenant and adapter."""
     max_loras: int = Field(16, ge=1)

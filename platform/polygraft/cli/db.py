@@ -15,7 +15,9 @@ from polygraft.errors import ConfigError
 from polygraft.places import places
 from polygraft_migrations import MigrationError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="The registry database's schema.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="The registry database's schema."
+)
 
 DataDir = Annotated[Path | None, typer.Option(help="Folder with the SQLite database.")]
 DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
@@ -23,7 +25,7 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgre
 
 @app.command()
 def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    """Bring the database up to this program's schema; makes a SQLite file that is not there."""
+    """Bring the database up to this program's schema. A SQLite file that is not there is made."""
     where = places(settings.load(data_dir=data_dir, database_url=database_url))
     if database_url is None:
         where.lock.parent.mkdir(parents=True, exist_ok=True)

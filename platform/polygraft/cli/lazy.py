@@ -34,7 +34,8 @@ class _LazyCommand(TyperCommand):
         module, _, attribute = self._where.partition(":")
         found = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            # Plain help: rich's columns cut the longer options' names off on a terminal of 80 characters.
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
             single.command(self.name)(found)
             found = single
         return typer.main.get_command(found).make_context(info_name, args, parent, **extra)

@@ -24,16 +24,19 @@ ENGINE = (
     "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras", "max_lora_rank",
 )  # fmt: skip
 
+MODEL_ARGUMENT = "model_argument"
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=Settings.model_fields["model"].description)]
+
 
 def settings_command(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make `command(settings, ...)` a typer function with an option for each named setting beside its own parameters.
 
-    A parameter `model` of the command that has a value is the setting of that name, as if given by --model. Raises
-    ConfigError for settings that cannot be.
+    A parameter `model_argument` (a ModelArgument) that has a value is the setting `model`, as if given by --model.
+    Raises ConfigError for settings that cannot be.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [parameter for name, parameter in inspect.signature(command, eval_str=True).parameters.items()][1:]
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         chosen = {name: Settings.model_fields[name] for name in names}
 
         def run(**given: Any) -> None:
@@ -52,9 +55,6 @@ def settings_command(names: Iterable[str]) -> Callable[[Callable[..., None]], Ca
         return run
 
     return decorate
-
-
-MODEL_ARGUMENT = "model_argument"
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:

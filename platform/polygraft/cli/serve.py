@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from polygraft import logs
 from polygraft import serve as implementation
-from polygraft.cli.options import ENGINE, HTTP, LOGS, WHERE, settings_command
+from polygraft.cli.options import ENGINE, HTTP, LOGS, WHERE, ModelArgument, settings_command
 from polygraft.settings import Settings
 
 
 @settings_command(("model", "served_model_name", *HTTP, *WHERE, *ENGINE, "workers", "drain_timeout", *LOGS))
 def serve(
     settings: Settings,
-    model_argument: Annotated[str | None, typer.Argument(metavar="MODEL", help="A local folder or a Hub id.")] = None,
+    model_argument: ModelArgument = None,
 ) -> None:
     """Serve a model with its adapters on this machine: a gateway, workers and a private Valkey, all in one command."""
     logs.configure(settings.log_level, settings.log_format)

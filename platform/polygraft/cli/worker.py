@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Annotated
 
 import typer
 
 from polygraft import logs
-from polygraft.cli.options import ENGINE, LOGS, settings_command
+from polygraft.cli.options import ENGINE, LOGS, ModelArgument, settings_command
 from polygraft.errors import ConfigError
 from polygraft.settings import Settings
 from polygraft.supervisor import CONFIG_EXIT_CODE
@@ -21,7 +20,7 @@ from polygraft.worker_environment import usable_cores, worker_environment
 )
 def worker(
     settings: Settings,
-    model_argument: Annotated[str | None, typer.Argument(metavar="MODEL", help="A local folder or a Hub id.")] = None,
+    model_argument: ModelArgument = None,
 ) -> None:
     """The computing half alone: loads a model and takes jobs from --redis-url."""
     logs.configure(settings.log_level, settings.log_format)
