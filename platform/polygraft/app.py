@@ -13,10 +13,11 @@ from polygraft import health
 from polygraft.errors import unavailable
 from polygraft.health import Health
 from polygraft.metrics import Metrics
-from polygraft.openai.errors import install_error_handlers, respond
+from polygraft.openai.errors import install_error_handlers
 from polygraft.openai.inference import Inference
 from polygraft.openai.routes import build_router
 from polygraft.requestlog import RequestLogMiddleware
+from polygraft.respond import respond
 from polygraft.tenancy.access import AccessPolicy
 from polygraft.tenancy.middleware import AuthMiddleware
 

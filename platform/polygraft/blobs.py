@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from polygraft.errors import PolygraftError
+from polygraft_adapters.config import CONFIG_NAME
+from polygraft_adapters.folder import WEIGHTS_NAME
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -37,16 +38,6 @@ class BlobStore:
             self._publish(staged, self._file(digest))
         return digest
 
-    def put_file(self, file: Path) -> str:
-        """Store a copy of `file`; its digest."""
-        staged = self._staging() / "file"
-        shutil.copyfile(file, staged)
-        # Of the copy: the original may be changing.
-        with staged.open("rb") as stream:
-            digest = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
-        self._publish(staged, self._file(digest))
-        return digest
-
     def has(self, digest: str) -> bool:
         """Whether a file of this digest is here."""
         return self._file(digest).is_file()
@@ -64,7 +55,7 @@ class BlobStore:
         if not target.is_dir():
             staged = self._staging() / "adapter"
             staged.mkdir()
-            for name in ADAPTER_FILES:
+            for name in (CONFIG_NAME, WEIGHTS_NAME):
                 shutil.copyfile(folder / name, staged / name)
             self._publish(staged, target)
         return target

@@ -52,6 +52,10 @@ class ApiError(PolygraftError):
         return {"error": error}
 
 
+CLIENT_LEFT = 499
+"""The status of an answer whose client left before its end, in logs and metrics only (nginx's number)."""
+
+
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is wrong."""
     return ApiError(400, message, param=param, code=code)
@@ -65,6 +69,11 @@ def model_not_found(model: str) -> ApiError:
         param="model",
         code="model_not_found",
     )
+
+
+def internal_error() -> ApiError:
+    """500 without any detail: what went wrong is for the log."""
+    return ApiError(500, "internal error", type="server_error")
 
 
 def unavailable(message: str, *, code: str = "overloaded", retry_after: int = 1) -> ApiError:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from polygraft.errors import ApiError, unavailable
 from polygraft.registry.live import LiveModels
 from polygraft.registry.service import Registry
+from polygraft.respond import respond
 
 PROBE_TIMEOUT = 2.0
 
@@ -62,6 +63,6 @@ def build_router(health: Health) -> APIRouter:
         problem = await health.problem()
         if problem is None:
             return JSONResponse({"status": "ok"})
-        return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+        return respond(problem)
 
     return router

@@ -11,11 +11,11 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polygraft.openai.errors import internal_error, respond
+from polygraft.errors import CLIENT_LEFT, internal_error
+from polygraft.respond import respond
 
 log = structlog.get_logger(__name__)
 
-CLIENT_LEFT = 499
 LONGEST_CLIENT_ID = 64
 _UNWANTED = re.compile(r"[^A-Za-z0-9._:-]")
 

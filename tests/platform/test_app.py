@@ -286,6 +286,7 @@ async def test_a_bug_is_a_500_without_details(
         answer = await client.get("/v1/models", headers=bearer(KEY))
     assert answer.status_code == 500
     assert "x-request-id" in answer.headers
+    assert answer.json()["error"]["type"] == "server_error"
     assert "SECRET" not in answer.text
     assert [line["event"] for line in logs] == ["request_failed", "request"]
 

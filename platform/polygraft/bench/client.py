@@ -10,11 +10,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from polygraft.errors import PolygraftError
+
 OnEvent = Callable[[bytes, float], None]
 """Gets the data of a server-sent event and the moment of its arrival (time.perf_counter())."""
 
 
-class BenchError(Exception):
+class BenchError(PolygraftError):
     """A request that did not end as it should."""
 
 

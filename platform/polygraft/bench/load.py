@@ -15,7 +15,6 @@ from polygraft.bench.client import BenchError, Client
 from polygraft.bench.prompts import PromptSource
 
 Popularity = Literal["single", "uniform", "zipf"]
-ZIPF_EXPONENT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def choose_models(models: Sequence[str], popularity: Popularity, seed: int) -> I
     elif popularity == "uniform":
         weights = [1.0] * len(models)
     else:
-        weights = [1.0 / rank**ZIPF_EXPONENT for rank in range(1, len(models) + 1)]
+        weights = [1.0 / rank for rank in range(1, len(models) + 1)]
     while True:
         yield rng.choices(models, weights)[0]
 

@@ -111,7 +111,7 @@ def table(run: Report) -> Table:
         shown.add_column(column, justify="right", no_wrap=True)
     for row in (*(run.models if len(run.models) > 1 else ()), run.total):
         shown.add_row(
-            row.model if row is not run.total else "all",
+            row.model,
             f"{row.requests} / {row.failures}",
             f"{row.output_tokens_per_second:.1f}",
             f"{row.total_tokens_per_second:.1f}",

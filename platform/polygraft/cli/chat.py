@@ -11,12 +11,12 @@ import httpx
 import typer
 from rich.console import Console
 
-from polygraft.errors import ConfigError
+from polygraft.errors import ConfigError, PolygraftError
 
 HELP = "/model NAME switches, /models lists, /reset forgets the conversation, /quit leaves; ctrl-c stops an answer."
 
 
-class ChatError(Exception):
+class ChatError(PolygraftError):
     """The server refused, or is not there; the message is for the person at the terminal."""
 
 

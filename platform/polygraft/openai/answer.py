@@ -9,15 +9,12 @@ from abc import ABC, abstractmethod
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from polygraft.errors import ApiError
+from polygraft.errors import CLIENT_LEFT, ApiError, internal_error
 from polygraft.openai import wire
 from polygraft.openai.call import Call, processing_time
-from polygraft.openai.errors import internal_error
 from polygraft.openai.inference import Inference
 from polygraft.queue.messages import JobEvent
 from polygraft.queue.stream import JobStream, merge
-
-CLIENT_LEFT = 499
 
 
 class Answer(Response, ABC):

@@ -1,13 +1,11 @@
-"""Every failure as OpenAI's error body."""
+"""Every refusal as OpenAI's error body."""
 
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,18 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from polygraft.errors import ApiError, bad_request
-
-log = structlog.get_logger(__name__)
+from polygraft.respond import respond
 
 _PLACES = frozenset({"body", "query", "path", "header", "cookie"})
 _NAMED = re.compile(r"`(\w+)`")
 _COUNT = re.compile(r" after validation, not \d+$")
 _SUBJECT = re.compile(r"^(?:Input|List|String|Dictionary|Value) should ")
-
-
-def internal_error() -> ApiError:
-    """500 without any detail: what went wrong is for the log."""
-    return ApiError(500, "internal error", type="server_error")
 
 
 def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -53,16 +45,6 @@ def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return bad_request(f"The body {problem}.")
 
 
-def log_failure(event: str, error: Exception, **fields: str) -> None:
-    """Log an unexpected error with its stack, but without the frames' variables: prompts are among them."""
-    log.error(event, exception="".join(traceback.format_exception(error)), **fields)
-
-
-def respond(error: ApiError) -> JSONResponse:
-    """The error as an HTTP answer."""
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
-
-
 async def _on_api_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     return respond(error)
@@ -82,18 +64,13 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         answer = ApiError(405, f"The route does not answer {call}.", code="method_not_allowed")
     else:
         answer = ApiError(error.status_code, str(error.detail))
-    answer.headers.update(error.headers or {})
+    if error.headers is not None:
+        answer.headers.update(error.headers)
     return respond(answer)
 
 
-async def _on_anything(request: Request, error: Exception) -> JSONResponse:
-    log_failure("request_failed", error, path=request.scope["path"])
-    return respond(internal_error())
-
-
 def install_error_handlers(app: FastAPI) -> None:
-    """Have `app` answer every failure in OpenAI's shape, and never with a stack trace."""
+    """Have `app` answer every refusal in OpenAI's shape. What nobody foresaw is the request log's to answer."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_anything)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
+import structlog
 from starlette.types import Receive, Scope, Send
 
-from polygraft.errors import ApiError
+from polygraft.errors import ApiError, internal_error
 from polygraft.openai import wire
 from polygraft.openai.answer import Answer, failure
 from polygraft.openai.call import Call
-from polygraft.openai.errors import internal_error, log_failure
 from polygraft.queue.stream import Arrived, JobStream
+
+log = structlog.get_logger(__name__)
 
 _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
@@ -50,7 +52,7 @@ class StreamedAnswer(Answer):
             if not body.started:
                 raise
             if not isinstance(error, ApiError):
-                log_failure("stream_failed", error, job=self.call.job.id)
+                log.error("stream_failed", job=self.call.job.id, exc_info=error)
                 error = internal_error()
             await body.write(_frame(wire.encode(error.body())), last=True)
             return error.status

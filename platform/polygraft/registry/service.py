@@ -34,7 +34,7 @@ class Registry:
     async def _find(self, principal: Principal, name: str) -> ResolvedModel:
         if name in self._live.now.cards:
             self._require_worker(name)
-            return ResolvedModel(requested=name, base=name, digest=None, adapter=None, version=None)
+            return ResolvedModel(base=name, digest=None, adapter=None, version=None)
         if not self.complete or not self._live.now.cards:
             raise unavailable("The model is being loaded.", retry_after=2)
         if principal.tenant_id is None:
@@ -48,7 +48,6 @@ class Registry:
         adapter, served = found
         self._require_worker(adapter.base_model)
         return ResolvedModel(
-            requested=name,
             base=adapter.base_model,
             digest=served.digest,
             adapter=adapter.name,

@@ -12,7 +12,6 @@ from polygraft.tenancy.principal import Principal
 class ResolvedModel:
     """A model name, resolved once at admission. From here on only the digest names the adapter."""
 
-    requested: str
     base: str
     digest: str | None
     """The adapter's digest; None is the base model itself."""

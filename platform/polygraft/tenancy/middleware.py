@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polygraft.errors import ApiError
+from polygraft.respond import respond
 from polygraft.tenancy.access import AccessPolicy
 
 
@@ -27,8 +27,7 @@ class AuthMiddleware:
         try:
             principal = await self._policy.admit(scope)
         except ApiError as error:
-            response = JSONResponse(error.body(), status_code=error.status, headers=error.headers)
-            await response(scope, receive, send)
+            await respond(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)

@@ -183,12 +183,12 @@ class FakeRegistry:
 
     async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
         if name in self.cards:
-            return ResolvedModel(requested=name, base=name, digest=None, adapter=None, version=None)
+            return ResolvedModel(base=name, digest=None, adapter=None, version=None)
         adapter, _, version = name.partition("@v")
         if adapter in self.adapters:
             number = int(version) if version else self.adapters[adapter]
             return ResolvedModel(
-                requested=name, base="base", digest=f"sha256:{adapter}{number}", adapter=adapter, version=number
+                base="base", digest=f"sha256:{adapter}{number}", adapter=adapter, version=number
             )
         raise model_not_found(name)
 
