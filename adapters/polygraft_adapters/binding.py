@@ -8,21 +8,11 @@ from dataclasses import dataclass, field
 
 from polygraft_adapters.config import MAX_SCALE, LoraSettings
 from polygraft_adapters.header import TensorEntry
-from polygraft_adapters.types import ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.types import PARENTS, ModuleKey, ModuleShapes, Problem
 from polygraft_adapters.unsupported import BIAS_HINT, DORA_HINT, EMBEDDING_HINT, TOKENS_HINT, WHOLE_MODULE_HINT
 from polygraft_adapters.wording import shown
 
 DTYPES = ("F32", "F16", "BF16")
-PARENTS = {
-    "q_proj": "self_attn",
-    "k_proj": "self_attn",
-    "v_proj": "self_attn",
-    "o_proj": "self_attn",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
-}
-"""The block of a decoder layer in which each target lies; Llama, Mistral and Qwen agree."""
 
 # PEFT writes base_model.model.<module>.lora_A.weight. Wrappers add or drop leading parts, and a state dict saved by
 # hand keeps the adapter's own name (`lora_A.default.weight`).
@@ -52,11 +42,6 @@ class Binding:
     modules: dict[ModuleKey, BoundModule] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-
-def module_name(key: ModuleKey) -> str:
-    """A module's dotted name within the base model, which PEFT's patterns are matched against."""
-    return f"model.layers.{key.layer}.{PARENTS[key.target]}.{key.target}"
 
 
 def bind(entries: Sequence[TensorEntry], settings: LoraSettings, model: ModuleShapes, max_rank: int) -> Binding:
@@ -114,7 +99,7 @@ def _pair(
         return
     a, b = placed["A"], placed["B"]
     out_features, in_features = model.shapes[key.target]
-    module, rank = module_name(key), settings.rank(module_name(key))
+    module, rank = key.path, settings.rank(key.path)
     problems = _shape_problems(module, a, ("r", in_features)) + _shape_problems(module, b, (out_features, "r"))
     if not problems:
         if a.shape[0] != b.shape[1]:
@@ -168,7 +153,7 @@ def _target_warnings(modules: Mapping[ModuleKey, BoundModule], settings: LoraSet
     """Where a list of target_modules and the tensors tell different stories; PEFT matches names and their endings."""
     if settings.target_modules is None or not modules:
         return []
-    names = [module_name(key) for key in modules]
+    names = [key.path for key in modules]
     unused = [item for item in settings.target_modules if not any(f".{name}".endswith(f".{item}") for name in names)]
     if not unused:
         return []

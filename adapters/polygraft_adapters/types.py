@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PARENTS = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+"""The block of a decoder layer in which each target lies; Llama, Mistral and Qwen agree."""
+
+TARGETS = tuple(PARENTS)
 """The modules of a decoder layer that may carry LoRA, in the order in which they compute."""
 
 
@@ -48,15 +59,19 @@ class ModuleKey:
     layer: int
     target: str
 
+    @property
+    def path(self) -> str:
+        """The module's dotted name within the base model, which PEFT's patterns are matched against."""
+        return f"model.layers.{self.layer}.{PARENTS[self.target]}.{self.target}"
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """What can be told of a valid adapter without its numbers.
 
-    `digest` is "sha256:<hex>" over the canonical contents: sorted tensor names, dtypes, shapes, bytes and the
-    config fields that
-    change the maths. `scale` is the scale of a module without rank or alpha pattern. `rank` is the largest rank of
-    any module.
+    `digest` is "sha256:<hex>" over the canonical contents: sorted tensor names, dtypes, shapes, bytes and the config
+    fields that change the maths. `scale` is the scale of a module without rank or alpha pattern. `rank` is the largest
+    rank of any module.
     """
 
     digest: str

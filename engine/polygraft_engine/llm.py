@@ -37,7 +37,9 @@ class Completion:
     text: str
     """Without the stop, unless include_stop."""
     token_ids: tuple[int, ...]
-    """The tokens that the text is made of."""
+    """Those whose text begins before the cut at a stop. A stop or end-of-sequence token is there only with
+    include_stop.
+    """
     logprobs: tuple[TokenLogprob, ...]
     """One per token when asked for, else empty."""
     completion_tokens: int

@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from polygraft_adapters.types import ModuleKey
 from polygraft_adapters.weights import AdapterWeights, load_adapter
 from polygraft_engine.adapter_source import AdapterSource, DictSource
 from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine
 from polygraft_engine.models.architecture import ModelSpec, read_spec
-from polygraft_engine.models.checkpoint import expected_tensors, module_path
+from polygraft_engine.models.checkpoint import expected_tensors
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.types import FinishReason, Generation, SamplingParams, TokenLogprob
 
@@ -163,7 +164,7 @@ def write_adapter(folder: Path, spec: ModelSpec, seed: int) -> Path:
     for layer in range(spec.layers):
         for target in targets:
             out_features, in_features = shapes[target]
-            prefix = f"base_model.model.model.layers.{layer}.{module_path(target)}"
+            prefix = f"base_model.model.{ModuleKey(layer, target).path}"
             a = torch.randn(rank, in_features, generator=generator) * in_features**-0.5
             tensors[f"{prefix}.lora_A.weight"] = a
             tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator)

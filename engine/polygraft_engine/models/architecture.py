@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from polygraft_adapters.types import ModuleShapes
 from polygraft_engine.models.errors import ModelError, UnsupportedModel
+from polygraft_engine.models.json_file import read_object, read_optional_object
 from polygraft_engine.models.rope_spec import RopeSpec, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,7 +74,6 @@ class ModelSpec:
     mlp_bias: bool
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     dtype: str
     """What the checkpoint is stored in: float32, bfloat16 or float16."""
     max_position: int
@@ -99,10 +98,7 @@ def read_spec(folder: Path) -> ModelSpec:
 
     Raises ModelError for a broken file and UnsupportedModel, which names the field, for what is not computed here.
     """
-    config = _read_json(folder / "config.json")
-    generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.is_file() else {}
-    return parse_spec(config, generation)
+    return parse_spec(read_object(folder / "config.json"), read_optional_object(folder / "generation_config.json"))
 
 
 def parse_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
@@ -137,22 +133,9 @@ def parse_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Mode
         mlp_bias=mlp_bias if row.mlp_bias is None else row.mlp_bias,
         qk_norm=row.qk_norm,
         eos_token_ids=_eos(generation if generation.get("eos_token_id") is not None else config),
-        bos_token_id=config.get("bos_token_id"),
         dtype=_dtype(config),
         max_position=max_position,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} holds {type(found).__name__}, not a JSON object")
-    return found
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:

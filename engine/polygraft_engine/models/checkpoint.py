@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from polygraft_adapters.types import ModuleKey
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.errors import ModelError
 
@@ -45,7 +46,7 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
         for target, shape in spec.module_shapes("").shapes.items():
-            module = f"{prefix}.{module_path(target)}"
+            module = ModuleKey(layer, target).path
             expected[f"{module}.weight"] = shape
             if biased[target]:
                 expected[f"{module}.bias"] = shape[:1]
@@ -55,11 +56,6 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             for norm in ("q_norm", "k_norm"):
                 expected[f"{prefix}.self_attn.{norm}.weight"] = (spec.head_dim,)
     return expected
-
-
-def module_path(target: str) -> str:
-    """Where a projection lives inside its layer: `self_attn.q_proj`, `mlp.down_proj`."""
-    return f"self_attn.{target}" if target in ("q_proj", "k_proj", "v_proj", "o_proj") else f"mlp.{target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,3 +11,9 @@ class ModelError(EngineError):
 
 class UnsupportedModel(ModelError):
     """A well-formed model that this engine does not compute."""
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, without the pages that may follow."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

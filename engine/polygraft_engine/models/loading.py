@@ -10,12 +10,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from torch import Tensor
 
-from polygraft_adapters import describe_model_folder_problem
-from polygraft_engine.lora import AdapterBanks, LayerBanks
+from polygraft_adapters import ModuleKey, describe_model_folder_problem
+from polygraft_engine.lora import PROJECTIONS, AdapterBanks, LayerBanks
 from polygraft_engine.models.architecture import ModelSpec
-from polygraft_engine.models.checkpoint import SHOWN, Checkpoint, module_path
+from polygraft_engine.models.checkpoint import SHOWN, Checkpoint
 from polygraft_engine.models.decoder import Decoder
-from polygraft_engine.models.errors import ModelError
+from polygraft_engine.models.errors import ModelError, first_line
 from polygraft_engine.models.rope import rope_table
 from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear
 
@@ -48,10 +48,10 @@ def resolve_model(model: str) -> Path:
     except (OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
         raise ModelError(
             f"{model} is neither a local folder nor in the Hub cache, and the Hub cannot be reached: "
-            f"{_first_line(error)}; give the path of a model folder"
+            f"{first_line(error)}; give the path of a model folder"
         ) from None
     except (HFValidationError, HfHubHTTPError) as error:
-        raise ModelError(f"{model} is no local folder, and the Hub does not serve it: {_first_line(error)}") from None
+        raise ModelError(f"{model} is no local folder, and the Hub does not serve it: {first_line(error)}") from None
 
 
 def load_decoder(
@@ -98,21 +98,21 @@ def _load_layer(
         # a copy, so that no memory-mapped page outlives the file
         return checkpoint.take(f"{prefix}.{name}.weight", dtype).to(backend.device, copy=True)
 
-    def linear(targets: tuple[str, ...], biased: bool, bank: LoraBank) -> LoraLinear:
-        modules = [f"{prefix}.{module_path(target)}" for target in targets]
+    def linear(projection: str, biased: bool, bank: LoraBank) -> LoraLinear:
+        modules = [ModuleKey(index, target).path for target in PROJECTIONS[projection]]
         weight = torch.cat([checkpoint.take(f"{module}.weight", dtype) for module in modules])
         bias = torch.cat([checkpoint.take(f"{module}.bias", dtype) for module in modules]) if biased else None
         return LoraLinear(backend.pack_linear(weight, bias), bank)
 
     return DecoderLayer(
         input_norm=vector("input_layernorm"),
-        qkv=linear(("q_proj", "k_proj", "v_proj"), spec.qkv_bias, banks.qkv),
+        qkv=linear("qkv", spec.qkv_bias, banks.qkv),
         q_norm=vector("self_attn.q_norm") if spec.qk_norm else None,
         k_norm=vector("self_attn.k_norm") if spec.qk_norm else None,
-        o=linear(("o_proj",), spec.o_bias, banks.o),
+        o=linear("o", spec.o_bias, banks.o),
         post_norm=vector("post_attention_layernorm"),
-        gate_up=linear(("gate_proj", "up_proj"), spec.mlp_bias, banks.gate_up),
-        down=linear(("down_proj",), spec.mlp_bias, banks.down),
+        gate_up=linear("gate_up", spec.mlp_bias, banks.gate_up),
+        down=linear("down", spec.mlp_bias, banks.down),
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
@@ -133,7 +133,3 @@ def _folder_problem(path: Path) -> str | None:
     present = sorted(entry.name for entry in path.iterdir())
     what = f"it contains {', '.join(present[:SHOWN])}" if present else "it is empty"
     return f"{path} has no config.json, so it is no Hugging Face model folder; {what}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

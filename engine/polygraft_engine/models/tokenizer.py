@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer
 
-from polygraft_engine.models.errors import ModelError
+from polygraft_engine.models.errors import ModelError, first_line
+from polygraft_engine.models.json_file import read_optional_object
 
 # `transformers` resolves its names when they are used, so importing it here costs no model code.
 
@@ -36,7 +36,7 @@ class TokenizerFiles:
 
 def load_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read a model folder's tokenizer. Raises ModelError when there is none that can be read."""
-    config = _read_object(folder / "tokenizer_config.json")
+    config = read_optional_object(folder / "tokenizer_config.json")
     return TokenizerFiles(
         tokenizer_json=_tokenizer_json(folder),
         bos_token=_token(config.get("bos_token")),
@@ -58,8 +58,8 @@ def _tokenizer_json(folder: Path) -> str:
         slow = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return str(slow.backend_tokenizer.to_str())
     except Exception as error:  # every tokenizer class fails in its own way
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{folder} has no tokenizer.json, and no tokenizer that can be converted: {first}") from None
+        why = first_line(error)
+        raise ModelError(f"{folder} has no tokenizer.json, and no tokenizer that can be converted: {why}") from None
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -79,13 +79,3 @@ def _token(found: object) -> str | None:
     if isinstance(found, dict):
         found = found.get("content")
     return found if isinstance(found, str) else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
