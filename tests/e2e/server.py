@@ -56,14 +56,16 @@ class Server:
         return {"Authorization": f"Bearer {self.api_key}"}
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry these labels."""
+        """The sum of a metric's samples that carry these labels; there must be one."""
         text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
-        return sum(
+        values = [
             sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        ]
+        assert values, f"no metric {name} {labels}"
+        return sum(values)
 
     def wait(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
         """Poll until the condition holds, or fail with the server's log."""
