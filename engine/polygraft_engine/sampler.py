@@ -14,11 +14,8 @@ from polygraft_engine.penalties import adjust, changes_logits
 from polygraft_engine.plan import Sampled
 from polygraft_engine.randomness import uniform
 from polygraft_engine.request import Sequence as Request
-from polygraft_engine.types import GREEDY_BELOW, SamplingParams, TokenLogprob
+from polygraft_engine.types import GREEDY_BELOW, LOGPROB_FLOOR, SamplingParams, TokenLogprob
 from polygraft_kernels.api import Backend, SampleTensors
-
-LOGPROB_FLOOR = -9999.0
-"""Stands for minus infinity, which JSON cannot write."""
 
 
 class Sampler:

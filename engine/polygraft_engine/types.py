@@ -10,6 +10,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: they would overflow the softmax and mean the same."""
 
+LOGPROB_FLOOR = -9999.0
+"""Stands for minus infinity, which JSON cannot write."""
+
 
 class EngineError(Exception):
     """Base of every error this package raises."""
@@ -65,7 +68,7 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One token's log probability (natural log, of the raw distribution: before penalties, temperature and masks)
-    and the likeliest others.
+    and the likeliest others. Finite, never below LOGPROB_FLOOR.
     """
 
     token_id: int

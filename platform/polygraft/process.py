@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from polygraft.valkey import die_with_parent
-
+_PR_SET_PDEATHSIG = 1
 KILL_GRACE = 5.0
 """Seconds that a killed process gets to be gone."""
 
@@ -26,6 +27,12 @@ class ChildSpec:
     env: Mapping[str, str] | None = None
     pass_fds: tuple[int, ...] = ()
     log: Path | None = None
+
+
+def die_with_parent() -> None:
+    """For a child, before it execs: the kernel ends it once the thread that started it is gone, however (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _tie_to(parent: int) -> None:

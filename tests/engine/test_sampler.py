@@ -9,7 +9,8 @@ from tests.engine.bench import generation
 from polygraft_engine.kv.pool import BlockPool
 from polygraft_engine.kv.table import BlockTable
 from polygraft_engine.request import Sequence
-from polygraft_engine.sampler import LOGPROB_FLOOR, Sampler, score
+from polygraft_engine.sampler import Sampler, score
+from polygraft_engine.types import LOGPROB_FLOOR
 from polygraft_kernels.reference import ReferenceBackend
 
 VOCABULARY = 200

@@ -43,6 +43,7 @@ class Parts:
             resolver=self.registry,
             catalog=ModelCatalog(directory.cards, lambda digest: pytest.fail(f"no blob {digest} is needed")),
             gateway_id="gw",
+            observer=self.metrics,
         )
         self.app = create_app(self.inference, policy, self.health, self.metrics)
 

@@ -47,28 +47,6 @@ class Observer(Protocol):
         """How a call ended: an HTTP status, 499 if the client left. No model: refused before it was queued."""
 
 
-class NullObserver:
-    """Observes nothing."""
-
-    def first_token(self, model: str, seconds: float) -> None:
-        """Nothing."""
-
-    def inter_token(self, model: str, seconds: float) -> None:
-        """Nothing."""
-
-    def end_to_end(self, model: str, seconds: float) -> None:
-        """Nothing."""
-
-    def added_latency(self, seconds: float) -> None:
-        """Nothing."""
-
-    def tokens(self, model: str, prompt: int, cached: int, completion: int) -> None:
-        """Nothing."""
-
-    def outcome(self, model: str | None, status: int) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Inference:
     """The queue, the registry and the models, for the routes."""
@@ -77,10 +55,10 @@ class Inference:
     resolver: ModelResolver
     catalog: ModelCatalog
     gateway_id: str
+    observer: Observer
     renderer: ChatRenderer = field(default_factory=ChatRenderer)
     """The owner of the Inference closes it."""
     seeds: SeedSource = field(default_factory=seed_source)
-    observer: Observer = field(default_factory=NullObserver)
     keep_alive: float = 10.0
     """Seconds of silence after which a stream carries a comment."""
 

@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from polygraft.openai.wire import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from polygraft_engine.types import TokenLogprob
 
-FLOOR = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
-
 BytesOf = Callable[[int], bytes]
 """The raw bytes of a token id."""
 IsSilent = Callable[[int], bool]
@@ -25,11 +22,6 @@ def token_text(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def finite(logprob: float) -> float:
-    """`logprob`, no less than FLOOR and never NaN."""
-    return logprob if logprob >= FLOOR else FLOOR
-
-
 def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: BytesOf) -> ChatLogprobs:
     """`logprobs` of a chat's choice or chunk."""
     content: list[ChatTokenLogprob] = []
@@ -38,7 +30,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: BytesOf) -> ChatLog
         content.append(
             ChatTokenLogprob(
                 token_text(raw),
-                finite(entry.logprob),
+                entry.logprob,
                 list(raw),
                 [_top(bytes_of(token), logprob) for token, logprob in entry.top],
             )
@@ -47,7 +39,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: BytesOf) -> ChatLog
 
 
 def _top(raw: bytes, logprob: float) -> TopLogprob:
-    return TopLogprob(token_text(raw), finite(logprob), list(raw))
+    return TopLogprob(token_text(raw), logprob, list(raw))
 
 
 class CompletionLogprobsWriter:
@@ -87,7 +79,7 @@ class CompletionLogprobsWriter:
     def _write(self, to: CompletionLogprobs, token: int, entry: TokenLogprob | None, spelled: bytes) -> None:
         """One token, which adds the bytes `spelled` to the text."""
         to.tokens.append(token_text(self._bytes_of(token)))
-        to.token_logprobs.append(None if entry is None else finite(entry.logprob))
+        to.token_logprobs.append(None if entry is None else entry.logprob)
         to.top_logprobs.append(None if entry is None else self._top(entry))
         to.text_offset.append(max(0, self._offset))
         self._offset += len(self._decoder.decode(spelled))
@@ -98,5 +90,5 @@ class CompletionLogprobsWriter:
         """
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(token_text(self._bytes_of(token)), finite(logprob))
+            top.setdefault(token_text(self._bytes_of(token)), logprob)
         return top

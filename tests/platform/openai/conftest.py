@@ -19,14 +19,14 @@ from polygraft.card import ModelCard
 from polygraft.openai.catalog import ModelCatalog, ServedModel
 from polygraft.openai.chat import ChatRenderer
 from polygraft.openai.errors import install_error_handlers
-from polygraft.openai.inference import Inference, NullObserver, Observer
+from polygraft.openai.inference import Inference, Observer
 from polygraft.openai.routes import build_router
 from polygraft.openai.tokenizer import ModelTokenizer
 from polygraft.queue.gateway import GatewayQueue
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
 from polygraft_adapters.types import ModuleShapes
 
-from .fakes import FakeRegistry, FakeWorker, saying
+from .fakes import FakeRegistry, FakeWorker, NullObserver, saying
 
 PRINCIPAL = Principal("key_1", "ten_1", "acme", TENANT_SCOPES)
 SPECIAL = ("<s>", "</s>", "<|start|>", "<|end|>")

@@ -187,9 +187,7 @@ class FakeRegistry:
         adapter, _, version = name.partition("@v")
         if adapter in self.adapters:
             number = int(version) if version else self.adapters[adapter]
-            return ResolvedModel(
-                base="base", digest=f"sha256:{adapter}{number}", adapter=adapter, version=number
-            )
+            return ResolvedModel(base="base", digest=f"sha256:{adapter}{number}", adapter=adapter, version=number)
         raise model_not_found(name)
 
     async def list_models(self, principal: Principal) -> list[ModelEntry]:
@@ -202,3 +200,25 @@ def error_of(body: bytes) -> dict[str, object]:
     error: dict[str, object] = msgspec.json.decode(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """Nothing."""
+
+    def inter_token(self, model: str, seconds: float) -> None:
+        """Nothing."""
+
+    def end_to_end(self, model: str, seconds: float) -> None:
+        """Nothing."""
+
+    def added_latency(self, seconds: float) -> None:
+        """Nothing."""
+
+    def tokens(self, model: str, prompt: int, cached: int, completion: int) -> None:
+        """Nothing."""
+
+    def outcome(self, model: str | None, status: int) -> None:
+        """Nothing."""

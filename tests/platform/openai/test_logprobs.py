@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 
 from polygraft.openai import wire
-from polygraft.openai.logprobs import FLOOR, CompletionLogprobsWriter, chat_logprobs, finite, token_text
+from polygraft.openai.logprobs import CompletionLogprobsWriter, chat_logprobs, token_text
 from polygraft_engine.types import TokenLogprob
 
 BYTES = {1: b"Hi", 2: b"\xf0\x9f", 3: b"\x8c\x8a", 4: b" sea", 5: b"\xe2", 6: b"\xe3", 7: b"<s>", 8: b"\x8a!"}
@@ -23,30 +22,24 @@ def test_texts_of_tokens_are_unique_even_of_broken_characters() -> None:
     assert token_text(b"") == ""
 
 
-def test_numbers_that_json_cannot_say_are_floored() -> None:
-    assert finite(-math.inf) == FLOOR
-    assert finite(math.nan) == FLOOR
-    assert finite(-1.5) == -1.5
-
-
 def test_chats_carry_the_raw_bytes() -> None:
-    entries = [TokenLogprob(2, -0.5, ((2, -0.5), (5, -math.inf))), TokenLogprob(3, -1.0)]
+    entries = [TokenLogprob(2, -0.5, ((2, -0.5), (5, -3.5))), TokenLogprob(3, -1.0)]
     written = json.loads(wire.encode(chat_logprobs(entries, BYTES.__getitem__)))
     first, second = written["content"]
     assert first["token"] == "bytes:\\xf0\\x9f"
     assert bytes(first["bytes"] + second["bytes"]).decode() == "🌊"
-    assert first["top_logprobs"][1] == {"token": "bytes:\\xe2", "logprob": FLOOR, "bytes": [0xE2]}
+    assert first["top_logprobs"][1] == {"token": "bytes:\\xe2", "logprob": -3.5, "bytes": [0xE2]}
     assert second["top_logprobs"] == []
 
 
 def test_completions_have_parallel_lists_whose_offsets_count_characters() -> None:
     writer = CompletionLogprobsWriter(BYTES.__getitem__, never)
     first = writer.generated([TokenLogprob(1, -0.1, ((5, -1.0), (6, -2.0))), TokenLogprob(2, -0.2)])
-    second = writer.generated([TokenLogprob(3, -0.3), TokenLogprob(4, math.nan)])
+    second = writer.generated([TokenLogprob(3, -0.3), TokenLogprob(4, -0.4)])
     assert first.tokens == ["Hi", "bytes:\\xf0\\x9f"]
     assert first.top_logprobs[0] == {"bytes:\\xe2": -1.0, "bytes:\\xe3": -2.0, "Hi": -0.1}
     assert first.text_offset + second.text_offset == [0, 2, 2, 3]
-    assert second.token_logprobs == [-0.3, FLOOR]
+    assert second.token_logprobs == [-0.3, -0.4]
 
 
 def test_a_token_with_the_tail_of_a_character_has_its_offset() -> None:
