@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_it_prints_figures_as_json(root: Path) -> None:
     command = [sys.executable, "benchmarks/kernels.py", "--json", "--seconds", "0.01", "--rows", "2", "--linears", "o"]
     command += ["--only", "linear", "--threads", "1"]

@@ -189,7 +189,7 @@ private:
     }
 };
 
-// One phase, no barrier. finish(row, head, d, vector of L) gets every result once.
+// Shares one phase of work. finish(row, head, d, vector of L) gets every result once.
 template <int L, class T, class Finish>
 void attention(Team& team, const Attention& all, Finish finish) {
     auto pieces = [&](long s) { return all.cache.kv_heads * all.tiles(s); };

@@ -37,7 +37,7 @@ void lora_call(const LoraBank& bank, const LoraGroups& groups, const T* x, long 
         const Operand<T>* from =
             operands(team, x + first * ldx, ld, rows, bank.inputs, reinterpret_cast<Operand<T>*>(scratch));
         lora_shrink<T>(team, plan, from - first * ld, ld);
-        team.barrier();
+        team.wait();
         lora_expand<T>(team, plan, y, ldy);
     });
 }
@@ -67,7 +67,7 @@ template <class T>
 void rms_norm_call(const Heads& x, const T* weight, long rows, long heads, long width, double eps, T* out,
                    long threads) {
     run(threads, double(rows) * heads * width, [&](Team& team) {
-        team.rows(rows * heads, [&](long i) {
+        team.share_rows(rows * heads, [&](long i) {
             T* to = out + i * width;
             rms_norm(static_cast<const T*>(x.data) + i / heads * x.row + i % heads * x.head, weight, width, eps,
                      [=](long k, Float<VL> value, long left) PG_ALWAYS { store<VL>(to + k, value, left); });
@@ -87,7 +87,7 @@ void rope_call(const Heads& q, long heads, const Heads& k, long kv_heads, const 
 template <class T>
 void silu_mul_call(const T* gate_up, long ld, long rows, long width, T* out, long threads) {
     run(threads, double(rows) * width * 4, [&](Team& team) {
-        team.rows(rows, [&](long row) {
+        team.share_rows(rows, [&](long row) {
             const T* gate = gate_up + row * ld;
             T* to = out + row * width;
             silu_mul(gate, gate + width, width,

@@ -81,14 +81,18 @@ void place_row(const LayerCall<T>& call, T* qkv, long row) {
     for (long g = 0; g < kv_heads; ++g) store_kv(cache, call.step.slot_mapping[row], g, k + g * dim, v + g * dim);
 }
 
+// Operands of the next product: x normalised, after `sum` has been added to it (where there is one).
 template <class T>
-void norm_rows(Team& team, const LayerCall<T>& call, const void* weight, const LayerScratch<T>& scratch) {
-    team.rows(call.rows(), [&](long row) {
+void norm_rows(Team& team, const LayerCall<T>& call, const void* weight, const LayerScratch<T>& scratch, bool add) {
+    long width = call.hidden();
+    team.share_rows(call.rows(), [&](long row) {
+        T* x = call.x + row * width;
         Operand<T>* to = scratch.operand + row * scratch.ldo;
-        rms_norm(call.x + row * call.hidden(), static_cast<const T*>(weight), call.hidden(), call.layer.eps,
+        if (add) add_row(x, scratch.sum + row * width, x, width);
+        rms_norm(x, static_cast<const T*>(weight), width, call.layer.eps,
                  [=](long k, Float<VL> value, long left) PG_ALWAYS { put<T>(to + k, value, left); });
     });
-    team.barrier();
+    team.wait();
 }
 
 template <class T>
@@ -96,46 +100,39 @@ void multiply_rows(Team& team, const LayerCall<T>& call, const LoraLinear& linea
                    T* to) {
     lora_linear<T>(team, linear, call.step.groups, scratch.operand, scratch.ldo, call.rows(), to,
                    linear.linear->outputs, scratch.shrunk);
-    team.barrier();
-}
-
-template <class T>
-void add_rows(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
-    long width = call.hidden();
-    team.rows(call.rows(), [&](long row) {
-        T* x = call.x + row * width;
-        add_row(x, scratch.sum + row * width, x, width);
-    });
+    team.wait();
 }
 
 template <class T>
 void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
     const Layer& layer = call.layer;
     long dim = call.cache.head_dim;
-    norm_rows(team, call, layer.input_norm, scratch);
+    norm_rows(team, call, layer.input_norm, scratch, false);
     multiply_rows(team, call, layer.qkv, scratch, scratch.wide);
-    team.rows(call.rows(), [&](long row) { place_row(call, scratch.wide, row); });
-    team.barrier();
+    team.share_rows(call.rows(), [&](long row) { place_row(call, scratch.wide, row); });
+    team.wait();
     Attention all{call.cache, call.step, {scratch.wide, call.qkv_width(), dim}, layer.heads, layer.window};
     attention<T>(team, all, [&](long row, long head, long d, auto value) PG_ALWAYS {
         constexpr int L = sizeof(value) / sizeof(float);
         put<T, L>(scratch.operand + row * scratch.ldo + head * dim + d, value, L);
     });
-    team.barrier();
+    team.wait();
     multiply_rows(team, call, layer.o, scratch, scratch.sum);
-    add_rows(team, call, scratch);  // the same thread normalises the rows it has just summed
-    norm_rows(team, call, layer.post_norm, scratch);
+    norm_rows(team, call, layer.post_norm, scratch, true);
     multiply_rows(team, call, layer.gate_up, scratch, scratch.wide);
     long width = call.intermediate();
-    team.rows(call.rows(), [&](long row) {
+    team.share_rows(call.rows(), [&](long row) {
         const T* gate = scratch.wide + row * 2 * width;
         Operand<T>* to = scratch.operand + row * scratch.ldo;
         silu_mul(gate, gate + width, width,
                  [=](long k, Float<VL> value, long left) PG_ALWAYS { put<T>(to + k, value, left); });
     });
-    team.barrier();
+    team.wait();
     multiply_rows(team, call, layer.down, scratch, scratch.sum);
-    add_rows(team, call, scratch);
+    team.share_rows(call.rows(), [&](long row) {
+        T* x = call.x + row * call.hidden();
+        add_row(x, scratch.sum + row * call.hidden(), x, call.hidden());
+    });
 }
 
 }  // namespace PG_ISA

@@ -86,7 +86,7 @@ inline long rows_per_pass(long depth) {
     return rows < MaxRows ? MaxRows : rows;
 }
 
-// One phase, no barrier: x [rows, inputs] of operands -> y [rows, outputs].
+// Shares one phase of work: x [rows, inputs] of operands -> y [rows, outputs].
 template <class T>
 void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long rows, T* y, long ldy) {
     const T* weight = static_cast<const T*>(layer.weight);
@@ -120,19 +120,19 @@ PG_INLINE void put(Operand<T>* to, Float<L> x, long left) {
     store<L>(to, sizeof(T) == sizeof(Operand<T>) ? x : rounded<L, T>(x), left);
 }
 
-// x itself where it can be read as it is, else a copy in `scratch` (then a barrier has passed).
+// x itself where it can be read as it is, else a copy in `scratch`, complete when this returns.
 template <class T>
 const Operand<T>* operands(Team& team, const T* x, long& ldx, long rows, long width, Operand<T>* scratch) {
     if constexpr (sizeof(T) == sizeof(Operand<T>)) {
         return x;
     } else {
         long stride = operand_stride(width);
-        team.rows(rows, [&](long row) {
+        team.share_rows(rows, [&](long row) {
             for (long k = 0; k < width; k += VL)
                 store<VL>(scratch + row * stride + k, load<VL>(x + row * ldx + k, width - k), width - k);
         });
         ldx = stride;
-        team.barrier();
+        team.wait();
         return scratch;
     }
 }

@@ -36,7 +36,7 @@ inline long lora_rows(const LoraGroups& groups) {
     return groups.count == 0 ? 0 : groups.starts[groups.count] - groups.starts[0];
 }
 
-// One phase, no barrier: shrunk = A x.
+// Shares one phase of work: shrunk = A x.
 template <class T>
 void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx) {
     auto panels = [&](long g) { return plan.rows(g) == 0 ? 0 : panels_of(plan.slot(g).rank); };
@@ -49,37 +49,38 @@ void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx
     });
 }
 
-// One phase, no barrier: y += scale * B shrunk, rounded to y's type once.
+// Shares one phase of work: y += scale * B shrunk, rounded to y's type once.
 template <class T>
 void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
     constexpr long Portion = 8;  // panels
-    long first_column = 0;
-    for (long s = 0; s < plan.bank.num_segments; ++s) {
-        long width = plan.bank.widths[s], panels = panels_of(width);
-        auto portions = [&](long g) {
-            return plan.rows(g) == 0 || plan.segment(g, s).rank == 0 ? 0 : (panels + Portion - 1) / Portion;
-        };
-        team.share_ragged(plan.groups.count, portions, [&](long g, long portion) {
-            long first_rank = 0;
-            for (long before = 0; before < s; ++before) first_rank += plan.segment(g, before).rank;
-            const LoraSegment& segment = plan.segment(g, s);
-            long row = plan.groups.starts[g], first = portion * Portion;
-            long last = first + Portion < panels ? first + Portion : panels;
-            T* out = y + row * ldy + first_column;
-            Float<VL> scale = splat<VL>(float(segment.scale));
-            sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g),
-                  static_cast<const T*>(segment.b), segment.rank, width, first, last,
-                  [=](long r, long column, Float<VL> sums) PG_ALWAYS {
-                      T* at = out + r * ldy + column;
-                      long left = width - column;
-                      store<VL>(at, fma<VL>(scale, sums, load<VL>(at, left)), left);
-                  });
-        });
-        first_column += width;
-    }
+    long segments = plan.bank.num_segments;
+    auto portions = [&](long owner) {
+        long g = owner / segments, s = owner % segments;
+        bool absent = plan.rows(g) == 0 || plan.segment(g, s).rank == 0;
+        return absent ? 0 : (panels_of(plan.bank.widths[s]) + Portion - 1) / Portion;
+    };
+    team.share_ragged(plan.groups.count * segments, portions, [&](long owner, long portion) {
+        long g = owner / segments, s = owner % segments, first_rank = 0, first_column = 0;
+        for (long before = 0; before < s; ++before) {
+            first_rank += plan.segment(g, before).rank;
+            first_column += plan.bank.widths[before];
+        }
+        const LoraSegment& segment = plan.segment(g, s);
+        long width = plan.bank.widths[s], panels = panels_of(width), row = plan.groups.starts[g];
+        long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
+        T* out = y + row * ldy + first_column;
+        Float<VL> scale = splat<VL>(float(segment.scale));
+        sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g),
+              static_cast<const T*>(segment.b), segment.rank, width, first, last,
+              [=](long r, long column, Float<VL> sums) PG_ALWAYS {
+                  T* at = out + r * ldy + column;
+                  long left = width - column;
+                  store<VL>(at, fma<VL>(scale, sums, load<VL>(at, left)), left);
+              });
+    });
 }
 
-// linear, and the deltas of every adapter of the step. Phases: linear and shrink together, a barrier, expand.
+// linear, and the deltas of every adapter of the step. Expanding waits for linear and shrinking; the caller waits.
 template <class T>
 void lora_linear(Team& team, const LoraLinear& layer, const LoraGroups& groups, const Operand<T>* x, long ldx,
                  long rows, T* y, long ldy, float* shrunk) {
@@ -87,7 +88,7 @@ void lora_linear(Team& team, const LoraLinear& layer, const LoraGroups& groups, 
     if (layer.bank == nullptr || groups.count == 0) return;
     LoraPlan plan{*layer.bank, groups, shrunk, shrunk_stride(*layer.bank, groups)};
     lora_shrink<T>(team, plan, x, ldx);
-    team.barrier();
+    team.wait();
     lora_expand<T>(team, plan, y, ldy);
 }
 

@@ -29,9 +29,9 @@ inline double read_all(const float* data, long count, long threads) {
     double sums[256] = {};
     run(threads, 1e9, [&](Team& team) {
         Float<VL> parts[4] = {};
-        team.rows(count / 64, [&](long block) {
-            for (long i = 0; i < 64; i += 4 * VL)
-                unroll<4>([&](auto p) PG_ALWAYS { parts[p] = parts[p] + load<VL>(data + block * 64 + i + p * VL); });
+        team.share(count / 64, 1024, [&](long begin, long end) {
+            for (const float* at = data + begin * 64; at < data + end * 64; at += 4 * VL)
+                unroll<4>([&](auto p) PG_ALWAYS { parts[p] = parts[p] + load<VL>(at + p * VL); });
         });
         sums[team.id % 256] = sum<VL>(parts[0] + parts[1] + parts[2] + parts[3]);
     });
