@@ -159,7 +159,7 @@ async def _open(settings: Settings) -> AsyncIterator[_Gateway]:
         inference = Inference(
             queue=queue,
             resolver=registry,
-            catalog=ModelCatalog(queue.cards, blobs.path),
+            catalog=ModelCatalog(lambda: live.now.cards, blobs.path),
             gateway_id=gateway_id,
             seeds=seed_source(settings.seed),
             observer=metrics,

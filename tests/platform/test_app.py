@@ -41,7 +41,9 @@ class Parts:
         self.inference = Inference(
             queue=directory,
             resolver=self.registry,
-            catalog=ModelCatalog(directory.cards, lambda digest: pytest.fail(f"no blob {digest} is needed")),
+            catalog=ModelCatalog(
+                lambda: self.live.now.cards, lambda digest: pytest.fail(f"no blob {digest} is needed")
+            ),
             gateway_id="gw",
             observer=self.metrics,
         )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polygraft.card import ModelCard
 from polygraft.errors import unavailable
 from polygraft.openai.tokenizer import ModelTokenizer
-
-_FRESH = 2.0
-"""Seconds for which cards are believed without asking the queue again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +23,18 @@ class ServedModel:
 class ModelCatalog:
     """Finds the card and the tokenizer of a base model. Tokenizers are loaded once per digest, in a thread.
 
-    `cards` lists the cards that workers have registered, by name; `blob` is where the file of a digest lies.
+    `cards` gives the cards that workers have registered, by name, as they are now; `blob` is where the file of a digest
+    lies.
     """
 
-    def __init__(self, cards: Callable[[], Awaitable[Mapping[str, ModelCard]]], blob: Callable[[str], Path]) -> None:
-        self._list_cards = cards
+    def __init__(self, cards: Callable[[], Mapping[str, ModelCard]], blob: Callable[[str], Path]) -> None:
+        self._cards = cards
         self._blob = blob
-        self._cards: Mapping[str, ModelCard] = {}
-        self._listed = -_FRESH
         self._tokenizers: dict[str, asyncio.Task[ModelTokenizer]] = {}
 
     async def get(self, base: str) -> ServedModel:
         """The model that workers serve as `base`. Raises ApiError 503 while none does."""
-        if base not in self._cards or time.monotonic() - self._listed > _FRESH:
-            self._cards = await self._list_cards()
-            self._listed = time.monotonic()
-        card = self._cards.get(base)
+        card = self._cards().get(base)
         if card is None:
             raise unavailable(f"No worker serves the model `{base}` at present.", retry_after=5)
         return ServedModel(card, await self._tokenizer(card.tokenizer))

@@ -160,7 +160,7 @@ async def running_app(
     inference = Inference(
         queue=queue,
         resolver=FakeRegistry(cards, {"pirate": 3}),
-        catalog=ModelCatalog(queue.cards, lambda digest: tokenizers / digest),
+        catalog=ModelCatalog(lambda: cards, lambda digest: tokenizers / digest),
         gateway_id="gateway-1",
         renderer=renderer,
         observer=NullObserver() if observer is None else observer,

@@ -16,14 +16,11 @@ from polygraft.openai.catalog import ModelCatalog
 async def test_a_tokenizer_is_loaded_once_however_many_ask(cards: Mapping[str, ModelCard], tokenizers: Path) -> None:
     asked: list[str] = []
 
-    async def known() -> Mapping[str, ModelCard]:
-        return cards
-
     def blob(digest: str) -> Path:
         asked.append(digest)
         return tokenizers / digest
 
-    catalog = ModelCatalog(known, blob)
+    catalog = ModelCatalog(lambda: cards, blob)
     found = await asyncio.gather(*(catalog.get(name) for name in ("base", "base", "bare", "bos")))
     assert [served.card.name for served in found] == ["base", "base", "bare", "bos"]
     assert found[0].tokenizer is found[1].tokenizer is found[2].tokenizer
@@ -32,11 +29,7 @@ async def test_a_tokenizer_is_loaded_once_however_many_ask(cards: Mapping[str, M
 
 async def test_a_model_without_workers_is_503_until_one_comes(cards: Mapping[str, ModelCard], tokenizers: Path) -> None:
     known: dict[str, ModelCard] = {}
-
-    async def listed() -> Mapping[str, ModelCard]:
-        return known
-
-    catalog = ModelCatalog(listed, lambda digest: tokenizers / digest)
+    catalog = ModelCatalog(lambda: known, lambda digest: tokenizers / digest)
     with pytest.raises(ApiError) as missing:
         await catalog.get("base")
     assert missing.value.status == 503
@@ -49,11 +42,7 @@ async def test_a_tokenizer_that_could_not_be_read_is_tried_again(
     cards: Mapping[str, ModelCard], tokenizers: Path
 ) -> None:
     folders = [tokenizers / "nowhere", tokenizers]
-
-    async def known() -> Mapping[str, ModelCard]:
-        return cards
-
-    catalog = ModelCatalog(known, lambda digest: folders.pop(0) / digest)
+    catalog = ModelCatalog(lambda: cards, lambda digest: folders.pop(0) / digest)
     with pytest.raises(Exception, match="No such file"):
         await catalog.get("base")
     assert (await catalog.get("base")).tokenizer.longest_token > 0
