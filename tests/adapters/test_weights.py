@@ -17,9 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from polygraft_adapters import TARGETS, AdapterError, ModuleKey, ModuleShapes, inspect_adapter
 from polygraft_adapters.weights import AdapterWeights, load_adapter
 
-# PEFT still asks transformers for names that transformers has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 Tensors = dict[str, Tensor]
 Write = Callable[..., Path]
 

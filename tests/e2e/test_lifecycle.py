@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -163,7 +162,6 @@ def test_a_stuck_worker_turns_readiness_red(start_server: StartServer, demo_mode
     server = start_server(str(demo_model))
     worker = worker_of(server)
     worker.suspend()
-    time.sleep(0.1)
     try:
         server.wait(lambda: not server.ready(), 30)
     finally:

@@ -40,6 +40,10 @@ TINY_CONFIG = {
 }
 
 
+ADAPTERS = (None, "a1", "a2", "a3", "a4")
+"""Names for `Bench.adapter`, and the base."""
+
+
 @dataclass
 class Result:
     """Everything the engine said of one sequence."""
@@ -115,6 +119,22 @@ def generation(
         cache_namespace=namespace,
         choice=choice,
     )
+
+
+def mixed(bench: Bench, **params: object) -> list[Generation]:
+    """One sequence per adapter and the base, of different lengths, half of them sampled."""
+    return [
+        generation(
+            str(name),
+            bench.prompt(20 + 9 * index, seed=index),
+            None if name is None else bench.adapter(name),
+            temperature=0.8 * (index % 2),
+            seed=index,
+            logprobs=5,
+            **params,
+        )
+        for index, name in enumerate(ADAPTERS)
+    ]
 
 
 def run(engine: Engine, generations: Iterable[Generation]) -> dict[str, Result]:

@@ -7,24 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.bench import Bench, Result, generation, run
+from tests.engine.bench import ADAPTERS, Bench, Result, mixed, run
 
-from polygraft_engine.types import Generation
-from polygraft_kernels.api import BackendUnavailable
 from polygraft_kernels.registry import choose
-
-ADAPTERS = (None, "a1", "a2", "a3", "a4")
-
-
-def _native_runs_here() -> bool:
-    try:
-        choose("native", torch.device("cpu"), torch.float32)
-    except BackendUnavailable:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _native_runs_here(), reason="the native kernels were not built here")
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -35,21 +20,6 @@ def native(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> t
         if name is not None:
             bench.adapter(name)
     return bench, {"kernels": "native", "dtype": request.param}
-
-
-def mixed(bench: Bench, **params: object) -> list[Generation]:
-    return [
-        generation(
-            str(name),
-            bench.prompt(20 + 9 * index, seed=index),
-            None if name is None else bench.adapter(name),
-            temperature=0.8 * (index % 2),
-            seed=index,
-            logprobs=5,
-            **params,
-        )
-        for index, name in enumerate(ADAPTERS)
-    ]
 
 
 def alone(native: tuple[Bench, dict[str, object]], **params: object) -> dict[str, Result]:

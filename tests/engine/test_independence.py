@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.engine.bench import Bench, Result, generation, run
+from tests.engine.bench import ADAPTERS, Bench, Result, generation, mixed, run
 
 from polygraft_engine.types import Generation
-
-ADAPTERS = (None, "a1", "a2", "a3", "a4")
-
-
-def mixed(bench: Bench, **params: object) -> list[Generation]:
-    """One sequence per adapter and the base, of different lengths, half of them sampled."""
-    return [
-        generation(
-            str(name),
-            bench.prompt(20 + 9 * index, seed=index),
-            None if name is None else bench.adapter(name),
-            temperature=0.8 * (index % 2),
-            seed=index,
-            logprobs=3,
-            **params,
-        )
-        for index, name in enumerate(ADAPTERS)
-    ]
 
 
 def alone(bench: Bench, generations: list[Generation]) -> dict[str, Result]:

@@ -1,7 +1,6 @@
 """The example adapters do what they are for, on questions that they were not trained on, and the base does not."""
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,12 +22,9 @@ def answer(demo_model: Path, demo_adapters: dict[str, Path]) -> Answer:
     tokenizer = AutoTokenizer.from_pretrained(demo_model, padding_side="left")
     base = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
     first, *others = NAMES
-    with warnings.catch_warnings():
-        # PEFT reads an attribute that transformers renamed
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        model = PeftModel.from_pretrained(base, demo_adapters[first], adapter_name=first)
-        for name in others:
-            model.load_adapter(demo_adapters[name], adapter_name=name)
+    model = PeftModel.from_pretrained(base, demo_adapters[first], adapter_name=first)
+    for name in others:
+        model.load_adapter(demo_adapters[name], adapter_name=name)
     model.eval()
 
     def generate(questions: Sequence[str]) -> list[str]:

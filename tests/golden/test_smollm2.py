@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,14 +30,6 @@ PROMPTS = {
     "french": "Who painted the Mona Lisa?",
     "random": "Explain in two sentences why the sky is blue and the sunset is red.",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet_peft() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # PEFT reads an attribute that transformers renamed
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,5 @@
+"""Prefix keys: equal for equal identities, and for nothing else."""
+
 from itertools import combinations
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""Blocks: free, used or cached, and never two of these."""
+
 from collections import Counter
 
 import pytest

@@ -1,3 +1,5 @@
+"""One sequence's blocks: what they cover, what is shared of them."""
+
 from polygraft_engine.kv.hashing import root_key
 from polygraft_engine.kv.pool import BlockPool
 from polygraft_engine.kv.table import BlockTable

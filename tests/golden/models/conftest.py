@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,14 +78,6 @@ ADAPTERS = {
 """PEFT's own configs: ranks, scales, modules and layers all differ."""
 
 
-@contextmanager
-def quiet_peft() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # PEFT reads an attribute that transformers renamed
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        yield
-
-
 @dataclass(frozen=True)
 class Golden:
     """One model on disk, its adapters on disk, and what transformers + PEFT compute with them."""
@@ -125,20 +115,15 @@ def _build(name: str, root: Path) -> Golden:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     # shards of a few layers each, so that the index is read too
     model.save_pretrained(folder, max_shard_size="200KB")
-    adapters: dict[str, Path] = {}
-    with quiet_peft():
-        peft: PeftModel | None = None
-        for adapter, config in ADAPTERS.items():
-            if peft is None:
-                peft = get_peft_model(model, config, adapter_name=adapter)
-            else:
-                peft.add_adapter(adapter, config)
-        assert peft is not None
-        for key, parameter in peft.named_parameters():
-            if "lora_B" in key:
-                torch.nn.init.normal_(parameter, std=0.3)
-        peft.save_pretrained(str(root / f"{name}-adapters"))
-        adapters = {adapter: root / f"{name}-adapters" / adapter for adapter in ADAPTERS}
+    first, *others = ADAPTERS
+    peft = get_peft_model(model, ADAPTERS[first], adapter_name=first)
+    for adapter in others:
+        peft.add_adapter(adapter, ADAPTERS[adapter])
+    for key, parameter in peft.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.3)
+    peft.save_pretrained(str(root / f"{name}-adapters"))
+    adapters = {adapter: root / f"{name}-adapters" / adapter for adapter in ADAPTERS}
     peft.eval()
     return Golden(folder, adapters, peft)
 

@@ -16,8 +16,7 @@ from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine
 from polygraft_engine.models.architecture import read_spec
 from polygraft_engine.options import EngineOptions
-from polygraft_kernels.api import BackendUnavailable
-from polygraft_kernels.registry import BACKENDS, choose
+from polygraft_kernels.registry import BACKENDS
 
 BUDGET = 24
 """Tokens per step: less than most prompts, so that they are computed in chunks."""
@@ -27,17 +26,8 @@ TOLERANCE = 1e-4
 """Of the row's largest logit."""
 
 
-def _runs_here(name: str) -> bool:
-    try:
-        choose(name, torch.device("cpu"), torch.float32)
-    except BackendUnavailable:
-        return False
-    return True
-
-
 QUICK = ("llama-llama3-rope", "mistral-windowed", "qwen2", "qwen3")
 """One of each architecture; the variants take minutes on a busy machine."""
-KERNELS = [name for name in BACKENDS if _runs_here(name)]
 
 
 def prompts() -> dict[str | None, tuple[int, ...]]:
@@ -75,7 +65,7 @@ def assert_rows_agree(result: Result, prompt: tuple[int, ...], expected: torch.T
         assert difference <= TOLERANCE * row.abs().max()
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", BACKENDS)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
 )
