@@ -17,12 +17,11 @@ from polygraft_engine.batch import build_batch
 from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.decoder import Decoder
-from polygraft_engine.plan import Chunk, Plan, Sampled, SlotLoad
+from polygraft_engine.plan import Chunk, Plan, Sampled
 from polygraft_engine.runner import Runner
 from polygraft_engine.sampler import Sampler
 from polygraft_engine.scheduler import Scheduler
 from polygraft_engine.scores import PromptScores
-from polygraft_engine.slots import BASE_SLOT
 from polygraft_engine.stats import EngineStats, StepPhases, Stopwatch
 from polygraft_engine.types import EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
 
@@ -163,15 +162,15 @@ class Engine:
     def _load_adapters(self, plan: Plan) -> list[StepOutput]:
         """Write what the step needs into its slots. Sequences whose adapter cannot be loaded fail, and only they."""
         outputs: list[StepOutput] = []
-        for load in _needed(plan):
-            if self._banks.holds(load.slot, load.digest):
-                continue
+        for load in plan.loads:
             try:
-                self._banks.load(load.slot, load.digest, self._adapters.get(load.digest))
+                self._banks.load(load.slot, self._adapters.get(load.digest))
             except Exception as error:
                 logger.exception("adapter %s could not be loaded", load.digest)
                 users = [chunk.id for chunk in plan.chunks if chunk.slot == load.slot]
                 outputs += self._fail(users, f"the adapter {load.digest} could not be loaded: {error}")
+            else:
+                self._scheduler.written(load)
         return outputs
 
     def _compute(self, chunks: Sequence[Chunk], watch: Stopwatch) -> dict[str, Sampled | None]:
@@ -229,12 +228,6 @@ class Engine:
                 f"{self._limits.max_lora_rank}",
                 param="model",
             )
-
-
-def _needed(plan: Plan) -> list[SlotLoad]:
-    """Every adapter the step computes with, once, and where the scheduler wants it."""
-    adapters = {chunk.slot: chunk.sequence.adapter for chunk in plan.chunks if chunk.slot != BASE_SLOT}
-    return [SlotLoad(slot, digest) for slot, digest in adapters.items() if digest is not None]
 
 
 def _check_ids(param: str, ids: Sequence[int], vocab: int) -> None:

@@ -33,8 +33,8 @@ class LayerBanks:
 class AdapterBanks:
     """All layers' banks, filled slot by slot.
 
-    Which adapter belongs into which slot, and when a slot may be overwritten, is the scheduler's to say; this class
-    knows what was written. Adapters are copied and never changed, so one that left can come back.
+    Which adapter is in which slot, and when a slot may be overwritten, is the scheduler's to say. Adapters are copied
+    and never changed, so one that left can come back.
     """
 
     def __init__(self, backend: Backend, spec: ModelSpec, num_slots: int, dtype: torch.dtype) -> None:
@@ -48,26 +48,9 @@ class AdapterBanks:
         self.layers = tuple(
             LayerBanks(bank("qkv"), bank("o"), bank("gate_up"), bank("down")) for _ in range(spec.layers)
         )
-        self._resident: list[str | None] = [None] * num_slots
-        self._loads = 0
 
-    @property
-    def resident(self) -> tuple[str | None, ...]:
-        """Digest per slot."""
-        return tuple(self._resident)
-
-    @property
-    def loads(self) -> int:
-        """How many adapters have been written so far."""
-        return self._loads
-
-    def holds(self, slot: int, digest: str) -> bool:
-        """Whether `slot` holds the adapter `digest`, whole."""
-        return self._resident[slot] == digest
-
-    def load(self, slot: int, digest: str, weights: AdapterWeights) -> None:
+    def load(self, slot: int, weights: AdapterWeights) -> None:
         """Make `slot` hold exactly `weights`: what the adapter lacks is cleared. On an error the slot is left empty."""
-        self._resident[slot] = None
         try:
             for index, layer in enumerate(self.layers):
                 for projection, targets in PROJECTIONS.items():
@@ -80,8 +63,6 @@ class AdapterBanks:
         except Exception:
             self._clear(slot)
             raise
-        self._resident[slot] = digest
-        self._loads += 1
 
     def check(self) -> None:
         """Assert every bank's own invariants."""

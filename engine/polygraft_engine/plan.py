@@ -46,6 +46,7 @@ class Plan:
     chunks: tuple[Chunk, ...]
     """Ordered by slot, the base model first; within a slot decodes first, then by age."""
     loads: tuple[SlotLoad, ...]
+    """What these chunks need and is not in its slot yet."""
     preempted: tuple[str, ...]
     """Sequences that lost their blocks and wait again; what was computed of them is recomputed later."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from polygraft_engine.kv.hashing import root_key
 from polygraft_engine.kv.pool import BlockPool
 from polygraft_engine.kv.table import BlockTable
-from polygraft_engine.plan import Chunk, Plan, Sampled, SchedulerStats
+from polygraft_engine.plan import Chunk, Plan, Sampled, SchedulerStats, SlotLoad
 from polygraft_engine.request import Line, Sequence, State, check_limits, validate
 from polygraft_engine.slots import SlotTable
 from polygraft_engine.types import EngineLimits, Generation, StepOutput
@@ -118,6 +118,10 @@ class Scheduler:
         self._in_flight = self._build(step)
         return self._in_flight
 
+    def written(self, load: SlotLoad) -> None:
+        """The adapter's weights are in its slot; until it hears so, every plan that needs them asks for them."""
+        self._slots.written(load)
+
     def commit(self, plan: Plan, sampled: Collection[Sampled]) -> list[StepOutput]:
         """Take over what the plan's forward pass computed; `sampled` is aligned with the chunks that sample.
 
@@ -126,8 +130,6 @@ class Scheduler:
         assert plan is self._in_flight, "only the last plan can be committed, and once"
         assert len(sampled) == sum(chunk.samples for chunk in plan.chunks), "one sampled token per chunk that samples"
         self._in_flight = None
-        for load in plan.loads:
-            self._slots.written(load)
         tokens = iter(sampled)
         outputs = []
         for chunk in plan.chunks:

@@ -7,10 +7,11 @@ early, shared across adapters or tenants, or not recomputed after preemption the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from polygraft_engine.plan import Chunk, Plan, Sampled
+from polygraft_engine.plan import Chunk, Plan, Sampled, SlotLoad
 from polygraft_engine.scheduler import Scheduler
 from polygraft_engine.types import EngineLimits, FinishReason, Generation, SamplingParams, StepOutput
 
@@ -87,7 +88,8 @@ def undisturbed(generation: Generation, limits: EngineLimits) -> tuple[list[int]
 class FakeModel:
     """Slots and paged KV memory, and a forward pass over them."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, written: Callable[[SlotLoad], None]) -> None:
+        self._written = written
         self._size = limits.block_size
         self._memory = [[0] * limits.block_size for _ in range(limits.num_blocks)]
         self._slots: dict[int, str | None] = {-1: None}
@@ -95,6 +97,7 @@ class FakeModel:
     def forward(self, plan: Plan) -> list[Sampled]:
         for load in plan.loads:
             self._slots[load.slot] = load.digest
+            self._written(load)
         contexts = [self._run(chunk) for chunk in plan.chunks]
         return [
             Sampled(_next_token(context, chunk.sequence.generation, chunk.start + chunk.count), None)
@@ -132,7 +135,7 @@ class Harness:
         self.now = 0.0
         self.seconds_per_step = seconds_per_step
         self.scheduler = Scheduler(limits, frozenset({EOS}), lambda: self.now, age_limit=age_limit)
-        self.model = FakeModel(limits)
+        self.model = FakeModel(limits, self.scheduler.written)
         self.results: dict[str, Result] = {}
         self.generations: dict[str, Generation] = {}
         self.plans: list[Plan] = []
