@@ -126,10 +126,6 @@ class Supervisor:
         """End these children, side by side, each within `grace` seconds or by SIGKILL."""
         await asyncio.gather(*(self._children[name].stop(grace) for name in names if name in self._children))
 
-    async def stop_all(self, grace: float) -> None:
-        """End whatever still runs."""
-        await self.stop(list(self._children), grace)
-
     def kill_all(self) -> None:
         """SIGKILL to every child, for those who will not wait for `stop`."""
         for child in self._children.values():

@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def supervisor() -> AsyncIterator[Supervisor]:
     supervisor = Supervisor(RestartPolicy(limit=3, window=60.0, first_delay=0.01, longest_delay=0.02))
     yield supervisor
-    await supervisor.stop_all(0.0)
+    await supervisor.stop(["dummy", "other"], 0.0)
 
 
 def appends_its_pid(path: Path, then: str) -> str:
