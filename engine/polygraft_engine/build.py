@@ -31,7 +31,7 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         torch.set_num_threads(options.threads)
     folder = resolve_model(options.model)
     spec = read_spec(folder)
-    max_model_len = _max_model_len(options, spec)
+    max_model_len = context_length(options.max_model_len, spec)
     dtype_name = resolve_dtype(options.dtype, spec.dtype)
     dtype: torch.dtype = getattr(torch, dtype_name)
     choice = choose(options.kernels, resolve_device(options.device), dtype)
@@ -96,14 +96,13 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
     return 2 * spec.layers * block_size * spec.kv_heads * spec.head_dim * dtype.itemsize
 
 
-def _max_model_len(options: EngineOptions, spec: ModelSpec) -> int:
-    if options.max_model_len is None:
+def context_length(asked: int | None, spec: ModelSpec) -> int:
+    """The longest sequence to serve; None asks for the model's own. Raises EngineError for more than that."""
+    if asked is None:
         return spec.max_position
-    if options.max_model_len > spec.max_position:
-        raise EngineError(
-            f"max_model_len {options.max_model_len} is more than the {spec.max_position} positions of the model"
-        )
-    return options.max_model_len
+    if asked > spec.max_position:
+        raise EngineError(f"max_model_len {asked} is more than the {spec.max_position} positions of the model")
+    return asked
 
 
 def _variant(backend: Backend) -> str:

@@ -77,7 +77,7 @@ class Engine:
         self._computed_tokens = 0
         self._sampled_tokens = 0
         self._failed_steps = 0
-        self._step_seconds = 0.0
+        self._all_steps = StepPhases()
         self._last_step = StepPhases()
 
     @property
@@ -138,7 +138,7 @@ class Engine:
         outputs += self._commit(plan, sampled)
         watch.lap("commit")
         self._last_step = watch.phases()
-        self._step_seconds += self._last_step.total
+        self._all_steps += self._last_step
         return outputs
 
     def stats(self) -> EngineStats:
@@ -148,7 +148,7 @@ class Engine:
             computed_tokens=self._computed_tokens,
             sampled_tokens=self._sampled_tokens,
             failed_steps=self._failed_steps,
-            step_seconds=self._step_seconds,
+            all_steps=self._all_steps,
             last_step=self._last_step,
         )
 

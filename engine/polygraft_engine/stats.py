@@ -25,6 +25,16 @@ class StepPhases:
     def total(self) -> float:
         return self.schedule + self.load + self.batch + self.forward + self.sample + self.commit
 
+    def __add__(self, other: StepPhases) -> StepPhases:
+        return StepPhases(
+            schedule=self.schedule + other.schedule,
+            load=self.load + other.load,
+            batch=self.batch + other.batch,
+            forward=self.forward + other.forward,
+            sample=self.sample + other.sample,
+            commit=self.commit + other.commit,
+        )
+
 
 class Stopwatch:
     """Times the phases of one step, each from the end of the one before."""
@@ -55,6 +65,6 @@ class EngineStats:
     sampled_tokens: int
     failed_steps: int
     """Forward passes that raised."""
-    step_seconds: float
-    """Sum over all steps."""
+    all_steps: StepPhases
+    """Summed over all steps."""
     last_step: StepPhases

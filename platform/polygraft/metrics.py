@@ -1,4 +1,6 @@
-"""Prometheus metrics of the gateway and, from their heartbeats, of the workers. Labels: model, status, state."""
+"""Prometheus metrics of the gateway and, from their heartbeats, of the workers. Labels: model, status, state,
+phase.
+"""
 
 from __future__ import annotations
 
@@ -106,6 +108,18 @@ class _Workers(Collector):
         for (model, state), count in sorted(counts.items()):
             states.add_metric((model, state), count)
         yield states
+        phases = CounterMetricFamily(
+            "polygraft_step_seconds",
+            "Time in engine steps by phase, summed over the workers.",
+            labels=("model", "phase"),
+        )
+        spent: dict[tuple[str, str], float] = defaultdict(float)
+        for worker in now.workers:
+            for phase, seconds in worker.step_seconds.items():
+                spent[worker.model, phase] += seconds
+        for (model, phase), seconds in sorted(spent.items()):
+            phases.add_metric((model, phase), seconds)
+        yield phases
         for name, by_model in sorted(_sums(now.workers).items()):
             family: GaugeMetricFamily | CounterMetricFamily
             if name.endswith("_total"):
@@ -128,7 +142,6 @@ def _sums(workers: Iterable[WorkerStatus]) -> dict[str, dict[str, float]]:
             "kv_blocks_free": float(worker.kv_blocks_free),
             "adapters_resident": float(len(worker.resident_adapters)),
             "steps_total": float(worker.steps),
-            "step_seconds_total": worker.step_seconds,
             **worker.metrics,
         }
         for name, value in reported.items():

@@ -12,7 +12,7 @@ from polygraft.blobs import BlobStore
 from polygraft.card import ModelCard
 from polygraft.places import served_name
 from polygraft.settings import Settings
-from polygraft_engine.build import block_bytes, numerics_id, resolve_device, resolve_dtype
+from polygraft_engine.build import block_bytes, context_length, numerics_id, resolve_device, resolve_dtype
 from polygraft_engine.memory import available_memory, pool_blocks
 from polygraft_engine.models.architecture import ModelSpec, read_spec
 from polygraft_engine.models.loading import resolve_model
@@ -32,7 +32,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, blobs: BlobStore) -> Prepared:
-    """Read all but the weights. Raises EngineError for a model that is not there or not supported, and
+    """Read all but the weights. Raises EngineError for a model that is not there, not supported or too short, and
     BackendUnavailable for kernels that cannot run here.
     """
     folder = resolve_model(settings.model)
@@ -41,7 +41,7 @@ def prepare(settings: Settings, blobs: BlobStore) -> Prepared:
     dtype_name = resolve_dtype(settings.dtype, spec.dtype)
     dtype: torch.dtype = getattr(torch, dtype_name)
     backend = choose(settings.kernels, resolve_device(settings.device), dtype).backend
-    max_model_len = settings.max_model_len if settings.max_model_len is not None else spec.max_position
+    max_model_len = context_length(settings.max_model_len, spec)
     # Decided here, before the weights take their share, so that the card can already tell the longest context.
     one_block = block_bytes(spec, settings.block_size, dtype)
     blocks = pool_blocks(

@@ -130,6 +130,7 @@ class WorkerLoop:
         claimed = self._queue.claim(room, uuid.uuid4().hex)
         self._work_queued = bool(claimed)
         for each in claimed:
+            self._vitals.claimed(max(0.0, time.time() - each.job.submitted_at))
             try:
                 self._jobs[each.job.id] = RunningJob.prepare(each, self._tokenizer)
             except Exception:

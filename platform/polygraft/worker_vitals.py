@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Protocol
 
 import structlog
@@ -36,6 +37,13 @@ class Vitals:
         self._refreshed = clock()
         self._step_began: float | None = None
         self._steps = 0
+        self._claimed = 0
+        self._waited = 0.0
+
+    def claimed(self, waited: float) -> None:
+        """A job was taken that had waited this many seconds in the queue."""
+        self._claimed += 1
+        self._waited += waited
 
     def step_begins(self) -> None:
         """The engine starts to compute."""
@@ -70,10 +78,13 @@ class Vitals:
             resident_adapters=scheduler.resident_adapters if scheduler is not None else (),
             last_seen=time.time(),
             stalled_seconds=0.0 if began is None else self._clock() - began,
-            step_seconds=stats.step_seconds if stats is not None else 0.0,
+            step_seconds=asdict(stats.all_steps) if stats is not None else {},
             steps=self._steps,
-            metrics=_metrics(stats) if stats is not None else {},
+            metrics={**self._waits(), **(_metrics(stats) if stats is not None else {})},
         )
+
+    def _waits(self) -> dict[str, float]:
+        return {"jobs_claimed_total": self._claimed, "queue_wait_seconds_total": self._waited}
 
 
 def _metrics(stats: EngineStats) -> dict[str, float]:

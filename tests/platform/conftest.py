@@ -106,7 +106,7 @@ class FakeDirectory:
                 last_seen=0.0,
                 stalled_seconds=stalled,
                 steps=5,
-                step_seconds=0.5,
+                step_seconds={"forward": 0.4, "sample": 0.1},
                 metrics=metrics,
             )
         ]

@@ -315,6 +315,7 @@ async def test_the_metrics_are_on_their_own_listener(parts: Parts, client: httpx
         'polygraft_workers{model="base",state="ready"} 1.0',
         'polygraft_requests_running{model="base"} 2.0',
         'polygraft_kv_blocks_free{model="base"} 6.0',
+        'polygraft_step_seconds_total{model="base",phase="forward"} 0.4',
         'polygraft_adapters_resident{model="base"} 1.0',
         'polygraft_prefix_cache_hits_total{model="base"} 7.0',
     ):

@@ -88,7 +88,7 @@ class ScriptedEngine:
             computed_tokens=0,
             sampled_tokens=0,
             failed_steps=0,
-            step_seconds=0.5,
+            all_steps=StepPhases(forward=0.5),
             last_step=StepPhases(),
         )
 
@@ -363,7 +363,12 @@ def test_a_step_that_hangs_shows_in_the_heartbeat(worker_queue: WorkerQueue) -> 
     assert vitals.status().stalled_seconds == 42
     vitals.step_ends(ScriptedEngine())
     status = vitals.status()
-    assert (status.stalled_seconds, status.steps, status.kv_blocks_total, status.step_seconds) == (0, 1, 10, 0.5)
+    assert (status.stalled_seconds, status.steps, status.kv_blocks_total) == (0, 1, 10)
+    assert status.step_seconds["forward"] == 0.5
+    vitals.claimed(1.5)
+    vitals.claimed(0.5)
+    assert vitals.status().metrics["jobs_claimed_total"] == 2
+    assert vitals.status().metrics["queue_wait_seconds_total"] == 2.0
 
 
 async def test_the_heart_beats_beside_the_loop(valkey: str, rig: Rig) -> None:

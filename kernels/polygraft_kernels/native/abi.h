@@ -86,7 +86,7 @@ struct Layer {
     double eps;
 };
 
-// Scratch memory of the calling thread, 64-byte aligned, valid until the next call; null when memory is out.
+// Scratch memory of the calling thread, 64-byte aligned, valid until the next call. Aborts when memory is out.
 extern "C" void* pg_workspace(size_t bytes);
 
 }  // namespace pg

@@ -106,8 +106,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     stalled_seconds: float
     """How long the engine's present step has been running with work waiting; 0 when idle."""
-    step_seconds: float = 0.0
-    """Time spent in engine steps since start."""
+    step_seconds: dict[str, float] = {}
+    """Time spent in engine steps since start, by phase."""
     steps: int = 0
     metrics: dict[str, float] = {}
     """Counters and gauges for the metrics listener, by Prometheus name without the prefix."""
