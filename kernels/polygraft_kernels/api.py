@@ -70,8 +70,8 @@ class LoraGroups:
     """Which rows use which slot: group g covers rows starts[g]:starts[g+1] and uses slots[g].
 
     Rows are ordered by slot and base rows come first, so rows [0, starts[0]) are base and touched by no adapter.
-    The lists are
-    plain host integers: no backend needs a device sync to read them. Empty `slots` means a step of base rows only.
+    The lists are plain host integers: no backend needs a device sync to read them. Empty `slots` means a step of base
+    rows only.
     """
 
     slots: tuple[int, ...] = ()
@@ -152,8 +152,7 @@ class SampleTensors:
     """How each of R logits rows is sampled. All on the logits' device.
 
     temperature float32 [R]: below 1e-5 is greedy. top_k int64 [R]: 0 is off. top_p float32 [R]: 1 is off, 0 keeps
-    the likeliest token.
-    min_p float32 [R]: 0 is off. uniform float32 [R] in [0, 1).
+    the likeliest token. min_p float32 [R]: 0 is off. uniform float32 [R] in [0, 1).
     """
 
     temperature: Tensor
@@ -227,10 +226,9 @@ class Backend(ABC):
         """One token per row: int64 [R] from float32 logits [R, V].
 
         Greedy rows take the lowest index among the largest logits. Others: p = softmax(logits / temperature), then
-        keep the top_k
-        likeliest, then the smallest nucleus whose mass reaches top_p, then those with p >= min_p * max(p);
-        renormalise and
-        invert the CDF, taken in order of token id, at `uniform`. Every row is sampled independently of its neighbours.
+        keep the top_k likeliest, then the smallest nucleus whose mass reaches top_p, then those with
+        p >= min_p * max(p); renormalise and invert the CDF, taken in order of token id, at `uniform`. Every row is
+        sampled independently of its neighbours.
         """
 
     def lora_linear(self, x: Tensor, layer: LoraLinear, groups: LoraGroups) -> Tensor:
