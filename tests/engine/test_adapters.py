@@ -53,16 +53,18 @@ def test_sixteen_rows_on_nine_adapters_are_one_pass_and_one_lora_call_per_operat
         assert backend.groups_per_call == [9] * operations * bench.spec.layers
 
 
-def test_a_base_row_beside_adapters_equals_the_base_alone_bit_for_bit(bench: Bench) -> None:
+def test_a_base_row_beside_adapters_equals_the_base_alone(bench: Bench) -> None:
+    # To rounding here, as plain torch sums in an order that depends on the number of rows; test_exactness has the bits.
     prompt = bench.prompt(30)
-    neighbours = {name: bench.prompt(30, seed=index + 1) for index, name in enumerate(NINE[:8])}
-    beside = [generation(name, other, bench.adapter(name)) for name, other in neighbours.items()]
+    beside = [
+        generation(name, bench.prompt(30, seed=index + 1), bench.adapter(name)) for index, name in enumerate(NINE[:8])
+    ]
     result = run(bench.engine(), [*beside, generation("base", prompt, logprobs=5)])["base"]
-    # plain torch sums in an order that depends on the number of rows, so it gets as many, all without adapters
-    beside = [generation(name, other) for name, other in neighbours.items()]
-    expected = run(bench.engine(), [*beside, generation("base", prompt, logprobs=5)])["base"]
+    expected = run(bench.engine(), [generation("base", prompt, logprobs=5)])["base"]
     assert result.tokens == expected.tokens
-    assert result.logprobs == expected.logprobs
+    for entry, other in zip(result.logprobs, expected.logprobs, strict=True):
+        assert entry.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [token for token, _ in entry.top] == [token for token, _ in other.top]
 
 
 def test_base_rows_never_touch_a_bank(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
