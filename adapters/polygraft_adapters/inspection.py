@@ -1,4 +1,4 @@
-"""Checking an adapter in full but for the finiteness of its values, without torch and without holding it in memory."""
+"""Checking an adapter in full, without torch and without holding it in memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from polygraft_adapters.digest import ContentsDigest
 from polygraft_adapters.folder import open_folder
 from polygraft_adapters.header import TensorEntry, read_header
 from polygraft_adapters.types import TARGETS, AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.values import FiniteCheck
 from polygraft_adapters.wording import shown
 
 _CHUNK_BYTES = 1024 * 1024
@@ -56,14 +57,24 @@ class CheckedAdapter:
 def inspect_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> AdapterInfo:
     """Check the PEFT folder at `path` against a base model.
 
-    Raises AdapterError with everything that is wrong. Only the values themselves are not looked at: an adapter with
-    NaN passes here and is refused by `load_adapter`.
+    Raises AdapterError with everything that is wrong, non-finite values included.
     """
     with checked_adapter(path, modules, max_rank) as adapter:
         digest = ContentsDigest(adapter.settings)
+        problems: list[Problem] = []
         for entry in adapter.entries:
-            digest.add(entry, adapter.read(entry))
+            values = FiniteCheck(entry.dtype)
+            digest.add(entry, values.watch(adapter.read(entry)))
+            if not values.finite:
+                problems.append(not_finite(entry))
+        if problems:
+            raise AdapterError(problems)
         return adapter.info(digest.value())
+
+
+def not_finite(entry: TensorEntry) -> Problem:
+    """A tensor that no training meant."""
+    return Problem(shown(entry.name), "has values that are NaN or infinite", "the training run diverged")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polygraft_adapters.digest import ContentsDigest
 from polygraft_adapters.header import TensorEntry
-from polygraft_adapters.inspection import checked_adapter
+from polygraft_adapters.inspection import checked_adapter, not_finite
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
 from polygraft_adapters.wording import shown
 
@@ -96,4 +96,4 @@ def _not_finite(entry: TensorEntry, raw: bytearray, dtype: torch.dtype) -> Probl
     if bool(torch.isfinite(_tensor(entry, raw)).all()):
         what = f"has values that {str(dtype).removeprefix('torch.')} cannot hold"
         return Problem(shown(entry.name), what, "serve with --dtype bfloat16 or float32")
-    return Problem(shown(entry.name), "has values that are NaN or infinite", "the training run diverged")
+    return not_finite(entry)

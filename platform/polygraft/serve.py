@@ -30,7 +30,7 @@ from polygraft_migrations import upgrade
 VALKEY = "valkey"
 GATEWAY = "gateway"
 STOP_MARGIN = 3.0
-"""Seconds of the drain time that are kept for ending what the drain did not."""
+"""Seconds beyond the drain time for ending what the drain did not."""
 
 
 def run(settings: Settings) -> int:
@@ -115,7 +115,7 @@ class _Deployment:
         self.listeners.http.close()
         self.listeners.metrics.close()
         deadline = time.monotonic() + self.settings.drain_timeout
-        await supervisor.stop([GATEWAY], self.settings.drain_timeout)
+        await supervisor.stop([GATEWAY], self.settings.drain_timeout + STOP_MARGIN)
         await supervisor.stop(workers, max(STOP_MARGIN, deadline - time.monotonic()))
         await supervisor.stop([VALKEY], STOP_MARGIN)
 
@@ -131,11 +131,10 @@ class _Deployment:
 
     def _gateway(self, redis_url: str) -> ChildSpec:
         http, metrics = self.listeners.http.fileno(), self.listeners.metrics.fileno()
-        drain = max(0.0, self.settings.drain_timeout - STOP_MARGIN)
         return ChildSpec(
             GATEWAY,
             (sys.executable, "-m", "polygraft", "gateway", "--listen-fd", str(http), "--metrics-fd", str(metrics)),
-            env=self._environment(redis_url=redis_url, drain_timeout=drain),
+            env=self._environment(redis_url=redis_url),
             pass_fds=(http, metrics),
         )
 

@@ -26,13 +26,19 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=[*OTHERS, *NATIVE], scope="session")
+def _widely(names: list[str]) -> list[object]:
+    """All of them; by default only the reference and the fastest instruction set, which is what `auto` takes here."""
+    quick = {*OTHERS, runnable()[-1]}
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.fixture(params=_widely([*OTHERS, *NATIVE]), scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every backend in turn."""
     return _backend(request.param)
 
 
-@pytest.fixture(params=NATIVE, scope="session")
+@pytest.fixture(params=_widely(NATIVE), scope="session")
 def native(request: pytest.FixtureRequest) -> Backend:
     """Every instruction set of the native backend: those that promise the same bits whatever the batch."""
     return _backend(request.param)

@@ -66,6 +66,9 @@ async def test_clients_that_hang_up_free_everything(server: Server) -> None:
         await asyncio.to_thread(server.wait, lambda: not idle(server))
         await leaving
     await asyncio.to_thread(server.wait, lambda: idle(server))
+    # what was generated for those who left is counted all the same
+    sampled, counted = "polygraft_sampled_tokens_total", "polygraft_completion_tokens_total"
+    await asyncio.to_thread(server.wait, lambda: server.metric(sampled) == server.metric(counted))
 
 
 async def test_a_bad_request_harms_no_neighbour(server: Server) -> None:

@@ -83,7 +83,10 @@ class Conversation:
             raise ChatError(f"{self.http.base_url}: {error}") from None
         if response.status_code != 200:
             raise ChatError(_message(response))
-        return [entry["id"] for entry in response.json()["data"]]
+        try:
+            return [entry["id"] for entry in response.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise ChatError(f"{self.http.base_url} is not a Polygraft server: it lists no models") from None
 
 
 def _message(response: httpx.Response) -> str:
@@ -103,7 +106,11 @@ def chat(
 ) -> None:
     """Talk to a running server in the terminal."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if api_key is not None and not api_key.isascii():
+        raise ConfigError("the API key holds characters that no key has")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    # The address that clients of OpenAI's API are given ends in /v1.
+    url = url.rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(10.0, read=None)
     with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
         try:
@@ -112,6 +119,8 @@ def chat(
             raise ConfigError(str(error)) from None
         if model is None and not listed:
             raise ConfigError(f"{url} serves no model yet")
+        if model is not None and model not in listed:
+            raise ConfigError(f"{url} serves no model {model!r}; there are {', '.join(listed)}")
         conversation = Conversation(http, listed[0] if model is None else model, system)
         console.print(f"Talking to {conversation.model}. {HELP}", style="dim")
         while (text := _read(console, conversation.model)) is not None:

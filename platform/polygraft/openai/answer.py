@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +16,11 @@ from polygraft.openai.call import Call, processing_time
 from polygraft.openai.inference import Inference
 from polygraft.queue.messages import JobEvent
 from polygraft.queue.stream import JobStream, merge
+
+log = structlog.get_logger(__name__)
+
+SETTLE_SECONDS = 10.0
+"""How long a cancelled job's last event is waited for."""
 
 
 class Answer(Response, ABC):
@@ -57,6 +63,21 @@ class Answer(Response, ABC):
             leaving.cancel()
             await events.cancel()  # which is nothing for a job that has ended
             await asyncio.gather(answering, leaving, return_exceptions=True)
+            await self._settle(events)
+
+    async def _settle(self, events: JobStream) -> None:
+        """Tell the observer what a job has used whose client left: its last event is still to come."""
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                async for arrived in events:
+                    self._observe_usage(arrived.event)
+        except TimeoutError:
+            log.warning("usage_unknown", job=self.call.job.id)
+
+    def _observe_usage(self, event: JobEvent) -> None:
+        if (usage := event.usage) is not None:
+            model = self.call.job.model
+            self.inference.observer.tokens(model, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     @abstractmethod
     async def answer(self, events: JobStream, scope: Scope, receive: Receive, send: Send) -> int:
@@ -72,8 +93,7 @@ class Answer(Response, ABC):
             else:
                 observer.inter_token(model, now - self._last_tokens)
             self._last_tokens = now
-        if event.usage is not None:
-            observer.tokens(model, event.usage.prompt_tokens, event.usage.cached_tokens, event.usage.completion_tokens)
+        self._observe_usage(event)
 
 
 class WholeAnswer(Answer):

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 MAX_N = 128
 MAX_CHOICES = 1024
+MAX_MESSAGES = 4096
+MAX_TOKENS = 2**18
 """Choices of one call: n times the number of prompts."""
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
@@ -64,6 +66,8 @@ def _prompt(value: object) -> tuple[str, ...] | tuple[tuple[int, ...], ...]:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of such lists")
     if not value:
         raise ValueError("must not be empty")
+    if len(value) > MAX_TOKENS:
+        raise ValueError(f"must not have more than {MAX_TOKENS} entries")
     if all(isinstance(prompt, str) for prompt in value):
         return tuple(value)
     if _is_tokens(value):
@@ -182,7 +186,7 @@ class SamplingBody(Body):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -219,7 +223,7 @@ class TokenizeBody(Body):
 
     model: ModelName
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     """Default: true for a text, false for a conversation, whose template writes them."""
     add_generation_prompt: bool = True
@@ -237,4 +241,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: ModelName
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=MAX_TOKENS)

@@ -36,6 +36,14 @@ _LOST = JobError(
 )
 
 
+_STOPPING = JobError(
+    status=503,
+    type="service_unavailable_error",
+    code="overloaded",
+    message="The server is shutting down and this request was not done in time; try again.",
+)
+
+
 class GatewayQueue:
     """One per gateway process. `connect` makes one, `close` ends it.
 
@@ -89,7 +97,7 @@ class GatewayQueue:
         # The loops look at this too: a cancellation that meets a timeout inside the client is swallowed there.
         self._closed = True
         for stream in list(self._streams.values()):
-            self._give_up(stream)
+            self._give_up(stream, _STOPPING)
         await self._send_cancels()
         tasks = list(self._tasks)
         for task in tasks:
@@ -240,9 +248,9 @@ class GatewayQueue:
         if stream.ended:
             self._after_delivery(stream)
 
-    def _give_up(self, stream: JobStream) -> None:
+    def _give_up(self, stream: JobStream, error: JobError = _LOST) -> None:
         """End a stream whose job cannot be followed any more."""
-        stream.fail(_LOST)
+        stream.fail(error)
         self._after_delivery(stream)
         self._to_cancel.add(stream.job.id)
 

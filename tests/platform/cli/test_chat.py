@@ -135,3 +135,27 @@ def test_a_wrong_key_is_told(terminal: Callable[..., Any]) -> None:
     result = terminal([], key="wrong")
     assert result.exit_code == 1
     assert result.stderr == "error: Incorrect API key provided.\n"
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(terminal: Callable[..., Any]) -> None:
+    result = terminal(["hello"], "nope")
+    assert result.exit_code == 1
+    assert "'nope'; there are base, pirate" in result.stderr
+
+
+def test_the_address_may_be_the_one_that_clients_are_given(server: FakeServer, terminal: Callable[..., Any]) -> None:
+    assert terminal(["hello"], "--url", "http://server/v1/").exit_code == 0
+    assert len(server.bodies) == 1
+
+
+def test_a_key_of_strange_characters_is_told(terminal: Callable[..., Any]) -> None:
+    result = terminal([], key="é")
+    assert result.exit_code == 1
+    assert "no key has" in result.stderr
+
+
+def test_a_server_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch, terminal: Callable[..., Any]) -> None:
+    monkeypatch.setattr(FakeServer, "__call__", lambda self, request: httpx.Response(200, text="# metrics"))
+    result = terminal([])
+    assert result.exit_code == 1
+    assert "not a Polygraft server" in result.stderr

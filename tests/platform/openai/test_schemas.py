@@ -240,3 +240,8 @@ def test_bodies_that_are_no_json_objects_are_400(body: bytes) -> None:
         parse(body, ChatBody)
     assert refused.value.status == 400
     assert len(refused.value.message) < 200
+
+
+def test_bodies_that_would_keep_everybody_waiting_are_refused_early() -> None:
+    assert refusal(messages=HI * 4097).param == "messages"
+    assert refusal(prompt=[1] * (2**18 + 1)).param == "prompt"
