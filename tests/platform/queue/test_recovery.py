@@ -22,6 +22,8 @@ from polygraft.valkey import PrivateValkey
 
 from .conftest import MODEL, card_of, emit, read_all, status_of
 
+pytestmark = pytest.mark.slow  # lost things are noticed after a while, and these tests wait for it
+
 MakeJob = Callable[..., Job]
 
 
