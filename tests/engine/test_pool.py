@@ -48,6 +48,7 @@ def test_two_that_fit_alone_but_not_together_both_end(bench: Bench) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [16, 128])
 def test_nothing_is_left_after_many_mixed_requests(bench: Bench, blocks: int) -> None:
     adapters = [None, bench.adapter("a1"), bench.adapter("a2"), bench.adapter("a3")]

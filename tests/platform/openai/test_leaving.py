@@ -17,6 +17,8 @@ from polygraft.queue.messages import ChoiceDelta, Job
 
 from .fakes import FakeWorker, Step
 
+pytestmark = pytest.mark.slow  # real sockets, and waits until what must not happen has not happened
+
 BODY = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
 
 
@@ -126,7 +128,6 @@ def test_one_that_leaves_does_not_touch_another_with_the_same_request_id(server:
     assert eventually(lambda: worker.cancelled == [ids_of(worker)[1], ids_of(worker)[0]])
 
 
-@pytest.mark.slow
 def test_a_hundred_that_leave_one_after_the_other(server: str, worker: FakeWorker) -> None:
     worker.script = endless
     for number in range(100):
