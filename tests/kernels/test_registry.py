@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polygraft_kernels.api import BackendUnavailable, KernelError
-from polygraft_kernels.native import create, create_isa, library, runnable
+from polygraft_kernels.native import create, create_isa, runnable, units
 from polygraft_kernels.registry import choose
 
 CPU = torch.device("cpu")
@@ -17,12 +17,12 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def _not_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without a compiler: the extension was skipped."""
-    monkeypatch.setattr(library, "find_spec", lambda name: None)
-    library.runnable.cache_clear()
-    library._library.cache_clear()
+    monkeypatch.setattr(units, "find_spec", lambda name: None)
+    units.runnable.cache_clear()
+    units._library.cache_clear()
     yield
-    library.runnable.cache_clear()
-    library._library.cache_clear()
+    units.runnable.cache_clear()
+    units._library.cache_clear()
 
 
 def test_auto_takes_the_native_kernels() -> None:
@@ -70,7 +70,7 @@ def test_instruction_sets_are_chosen_by_the_processor() -> None:
         create_isa("sse9")
 
 
-@pytest.mark.parametrize("isa", library.ISAS)
+@pytest.mark.parametrize("isa", units.ISAS)
 def test_an_instruction_set_runs_or_is_refused(isa: str) -> None:
     if isa in runnable():
         assert create_isa(isa).unit.isa == isa

@@ -6,7 +6,7 @@ import torch
 
 from polygraft_kernels.api import BackendUnavailable
 from polygraft_kernels.native.backend import NativeBackend
-from polygraft_kernels.native.library import DTYPES, EMULATED, runnable, unit
+from polygraft_kernels.native.units import DTYPES, EMULATED, runnable, unit
 
 __all__ = ["EMULATED", "NativeBackend", "create", "create_isa", "runnable"]
 

@@ -24,8 +24,8 @@ from polygraft_kernels.api import (
 from polygraft_kernels.checks import check_groups, check_starts, check_weight, require
 from polygraft_kernels.native import layouts
 from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
-from polygraft_kernels.native.library import DTYPES, Functions, Unit
 from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
+from polygraft_kernels.native.units import DTYPES, Functions, Unit
 from polygraft_kernels.reference.sampling import sample
 
 
