@@ -177,6 +177,12 @@ class Backend(ABC):
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         """y[t, n] = sum_k x[t, k] W[n, k] + bias[n]; x [T, K] -> y [T, N] of x's dtype. T may be 0."""
 
+    def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        """`linear` with float32 results [R, N], which a backend that can does not round to x's dtype on the way: that
+        would make ties of near ties.
+        """
+        return self.linear(x, weight).float()
+
     @abstractmethod
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> LoraBank:
         """An empty bank of `num_slots` slots whose pairs are stored in `dtype`."""
@@ -259,3 +265,16 @@ class Backend(ABC):
         x = x + self.lora_linear(attended, layer.o, step.groups)
         gate_up = self.lora_linear(self.rms_norm(x, layer.post_norm, layer.eps), layer.gate_up, step.groups)
         return x + self.lora_linear(self.silu_mul(gate_up), layer.down, step.groups)
+
+    def decoder(
+        self,
+        x: Tensor,
+        layers: Sequence[DecoderLayer],
+        caches: Sequence[KVCache],
+        step: StepTensors,
+        rope_table: Tensor,
+    ) -> Tensor:
+        """All layers in turn, each with its own cache: x [T, K] -> [T, K]; x itself may be overwritten."""
+        for layer, cache in zip(layers, caches, strict=True):
+            x = self.decoder_layer(x, layer, cache, step, rope_table)
+        return x

@@ -130,3 +130,25 @@ def test_no_rows(backend: Backend, dtype: torch.dtype) -> None:
     cache = backend.kv_cache(2, 16, KV_HEADS, HEAD_DIM, dtype)
     table = oracle.rope_table(4, HEAD_DIM)
     assert backend.decoder_layer(random(0, HIDDEN, dtype=dtype), layer, cache, step, table).shape == (0, HIDDEN)
+
+
+KINDS = [(False, None), (True, 9), (False, 30), (True, None)]
+
+
+@pytest.mark.usefixtures("threads")
+def test_all_layers_at_once_are_the_layers_one_by_one(native: Backend, dtype: torch.dtype) -> None:
+    groups, table = LoraGroups((0, 1), (1, 10, 26)), oracle.rope_table(64, HEAD_DIM)
+    layers = [Weights(dtype, normed).layer(native, dtype, window, True) for normed, window in KINDS]
+    x = random(26, HIDDEN, dtype=dtype)
+    caches: list[list[KVCache]] = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        placed = [step_and_cache(native, dtype, groups) for _ in layers]
+        step = placed[0][0]
+        caches.append([cache for _, cache in placed])
+    at_once = native.decoder(x.clone(), layers, caches[0], step, table)
+    one_by_one = Backend.decoder(native, x.clone(), layers, caches[1], step, table)
+    assert torch.equal(at_once, one_by_one)
+    for first, second in zip(*caches, strict=True):
+        for stored, expected in zip(first.read(range(BLOCKS)), second.read(range(BLOCKS)), strict=True):
+            assert torch.equal(stored, expected)

@@ -37,6 +37,13 @@ def test_shapes_of_a_model(backend: Backend, dtype: torch.dtype, rows: int) -> N
     check(backend, dtype, rows, 960, 576, bias=False)
 
 
+def test_logits_are_not_rounded_to_the_dtype(backend: Backend, dtype: torch.dtype) -> None:
+    x, weight = random(5, 64, dtype=dtype), random(100, 64, dtype=dtype)
+    got = backend.logits(x, backend.pack_linear(weight))
+    assert got.dtype == torch.float32
+    assert_close(got, x.double() @ weight.double().T, steps=2)
+
+
 def test_deep_and_many_rows(backend: Backend, dtype: torch.dtype) -> None:
     check(backend, dtype, 150, 72, 1536, bias=True)
 

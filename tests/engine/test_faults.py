@@ -20,16 +20,15 @@ class FaultyBackend(ReferenceBackend):
         super().__init__(device)
         self.raising = False
         self.spoiled: tuple[int, float] | None = None
-        self.vocabulary = 0
 
     def attention(self, q: Tensor, cache: KVCache, step: StepTensors, window: int | None) -> Tensor:
         if self.raising:
             raise RuntimeError("out of memory")
         return super().attention(q, cache, step, window)
 
-    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        y = super().linear(x, weight)
-        if self.spoiled is not None and weight.out_features == self.vocabulary:
+    def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        y = super().logits(x, weight)
+        if self.spoiled is not None:
             row, value = self.spoiled
             y[row] = value
         return y
@@ -38,7 +37,6 @@ class FaultyBackend(ReferenceBackend):
 @pytest.fixture
 def faulty(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, FaultyBackend]:
     backend = FaultyBackend(torch.device("cpu"))
-    backend.vocabulary = bench.spec.vocab
     monkeypatch.setattr(reference, "create", lambda device, dtype: backend)
     return bench.engine(), backend
 

@@ -120,7 +120,7 @@ def test_a_fused_layer_is_checked_like_its_operations(native: Backend) -> None:
     table = torch.ones(4, 2, 8)
     x = torch.ones(2, 16)
     for groups, message in [
-        (LoraGroups((2,), (0, 2)), "below 2"),
+        (LoraGroups((2,), (0, 2)), "do not all have the slots"),
         (LoraGroups((0,), (0, 3)), "2 rows"),
         (LoraGroups((-1,), (0, 2)), "numbers from 0"),
     ]:

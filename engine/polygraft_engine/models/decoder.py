@@ -39,14 +39,12 @@ class Decoder:
         per layer. token_ids int64 [T].
         """
         x = torch.embedding(self.embedding, token_ids)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = self.backend.decoder_layer(x, layer, cache, step, self.rope)
-        return x
+        return self.backend.decoder(x, self.layers, caches, step, self.rope)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [R, V] from hidden rows [R, K]."""
         normed = self.backend.rms_norm(hidden, self.norm, self.spec.eps)
-        return self.backend.linear(normed, self.head).float()
+        return self.backend.logits(normed, self.head)
 
     def kv_caches(self, num_blocks: int, block_size: int) -> tuple[KVCache, ...]:
         """One zeroed cache per layer."""

@@ -89,4 +89,7 @@ struct Layer {
 // Scratch memory of the calling thread, 64-byte aligned, valid until the next call. Aborts when memory is out.
 extern "C" void* pg_workspace(size_t bytes);
 
+// The same in zeroed memory of its own, for what the threads of one call tell each other.
+extern "C" void* pg_zeroed_parts(size_t bytes);
+
 }  // namespace pg

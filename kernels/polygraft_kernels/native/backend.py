@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, c_void_p
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,7 @@ from polygraft_kernels.api import (
 from polygraft_kernels.checks import check_groups, check_starts, check_weight, require
 from polygraft_kernels.native import layouts
 from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
+from polygraft_kernels.native.pages import Pages
 from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.native.units import DTYPES, Functions, Unit
 from polygraft_kernels.reference.sampling import sample
@@ -42,21 +43,29 @@ class NativeBackend(Backend):
         self.dtypes = frozenset(DTYPES)
         self.unit = unit
         self.isa = unit.isa
+        self._pages = Pages()
         self._last_step: tuple[StepTensors, Step] | None = None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         check_weight(weight, bias)
         self._functions(weight)
-        return NativeLinear(weight, bias, self.unit.lanes)
+        return NativeLinear(weight, bias, self.unit.lanes, self._pages)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        return self._multiply(x, weight, x.dtype)
+
+    def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        return self._multiply(x, weight, torch.float32)
+
+    def _multiply(self, x: Tensor, weight: PackedLinear, result: torch.dtype) -> Tensor:
         assert isinstance(weight, NativeLinear)
         functions = self._functions(x, weight.dtype)
         _check_rows(x, "x", weight.in_features)
         rows = x.shape[0]
-        y = torch.empty((rows, weight.out_features), dtype=x.dtype)
+        y = torch.empty((rows, weight.out_features), dtype=result)
+        function = functions.linear if result == x.dtype else functions.logits
         if rows > 0:
-            functions.linear(weight.address, x.data_ptr(), x.stride(0), rows, y.data_ptr(), torch.get_num_threads())
+            function(weight.address, x.data_ptr(), x.stride(0), rows, y.data_ptr(), torch.get_num_threads())
         return y
 
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> NativeBank:
@@ -83,7 +92,7 @@ class NativeBackend(Backend):
     def kv_cache(
         self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> NativeCache:
-        return NativeCache(num_blocks, block_size, kv_heads, head_dim, _supported(dtype), self.unit.lanes)
+        return NativeCache(num_blocks, block_size, kv_heads, head_dim, _supported(dtype), self.unit.lanes, self._pages)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
         assert isinstance(cache, NativeCache)
@@ -168,29 +177,36 @@ class NativeBackend(Backend):
         self, x: Tensor, layer: DecoderLayer, cache: KVCache, step: StepTensors, rope_table: Tensor
     ) -> Tensor:
         """One call for the whole layer, the same bits as the single operations. Overwrites and returns x."""
-        assert isinstance(cache, NativeCache)
-        first = layer.qkv.weight
-        assert isinstance(first, NativeLinear)
-        functions = self._functions(x, cache.dtype)
-        fused = first.fused
-        if fused is None or fused.layer is not layer:
-            fused = _describe(layer, x.dtype)
-            first.fused = fused
-        require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
-        known = max(step.groups.slots, default=-1) < fused.num_slots
-        require(known, f"slots {step.groups.slots} are not all below {fused.num_slots}")
-        require(x.dim() == 2 and x.shape == (step.positions.shape[0], first.in_features), f"x is {list(x.shape)}")
-        _check_table(rope_table, cache.head_dim)
+        return self.decoder(x, (layer,), (cache,), step, rope_table)
+
+    def decoder(
+        self,
+        x: Tensor,
+        layers: Sequence[DecoderLayer],
+        caches: Sequence[KVCache],
+        step: StepTensors,
+        rope_table: Tensor,
+    ) -> Tensor:
+        """One call, and one parallel region, for all layers; the same bits. Overwrites and returns x."""
         x = x.contiguous()
-        if x.shape[0] > 0:
-            functions.layer(
-                address(fused.struct),
-                cache.address,
-                address(self._step(step)),
-                rope_table.data_ptr(),
-                x.data_ptr(),
-                torch.get_num_threads(),
-            )
+        if x.shape[0] == 0 or not layers:
+            return x
+        functions = self._functions(x)
+        require(x.dim() == 2 and x.shape[0] == step.positions.shape[0], f"x is {list(x.shape)}")
+        fused = [_fused(layer, x) for layer in layers]
+        known = max(step.groups.slots, default=-1) < min(each.num_slots for each in fused)
+        require(known, f"the layers' banks do not all have the slots {step.groups.slots}")
+        addresses = [_cache_address(cache, layer, x.dtype) for cache, layer in zip(caches, layers, strict=True)]
+        _check_table(rope_table, layers[0].head_dim)
+        functions.decoder(
+            (c_void_p * len(fused))(*(address(each.struct) for each in fused)),
+            (c_void_p * len(fused))(*addresses),
+            len(fused),
+            address(self._step(step)),
+            rope_table.data_ptr(),
+            x.data_ptr(),
+            torch.get_num_threads(),
+        )
         return x
 
     def _functions(self, x: Tensor, stored: torch.dtype | None = None) -> Functions:
@@ -229,6 +245,23 @@ def _describe_step(step: StepTensors) -> Step:
         step.block_tables.shape[1],
         pack_groups(step.groups),
     )
+
+
+def _fused(layer: DecoderLayer, x: Tensor) -> FusedLayer:
+    first = layer.qkv.weight
+    assert isinstance(first, NativeLinear)
+    if first.fused is None or first.fused.layer is not layer:
+        first.fused = _describe(layer, x.dtype)
+    require(first.dtype == x.dtype, f"activations are {x.dtype}, what they meet is {first.dtype}")
+    require(x.shape[1] == first.in_features, f"x is {list(x.shape)}, a layer takes {first.in_features} features")
+    return first.fused
+
+
+def _cache_address(cache: KVCache, layer: DecoderLayer, dtype: torch.dtype) -> int:
+    assert isinstance(cache, NativeCache)
+    require(cache.dtype == dtype, f"activations are {dtype}, what they meet is {cache.dtype}")
+    require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
+    return cache.address
 
 
 def _describe(layer: DecoderLayer, dtype: torch.dtype) -> FusedLayer:

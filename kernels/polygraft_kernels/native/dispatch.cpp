@@ -1,5 +1,6 @@
 // What does not depend on the instruction set: which ones this processor runs, and scratch memory.
 #include <stdlib.h>
+#include <string.h>
 
 #include "abi.h"
 
@@ -9,21 +10,25 @@ struct Workspace {
     void* memory = nullptr;
     size_t size = 0;
     ~Workspace() { free(memory); }
+
+    void* of(size_t bytes) {
+        if (bytes > size) {
+            free(memory);
+            size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+            memory = aligned_alloc(4096, size);
+            if (memory == nullptr) abort();  // the kernel has killed for less
+        }
+        return memory;
+    }
 };
 
-thread_local Workspace workspace;
+thread_local Workspace workspace, parts;
 
 }  // namespace
 
-extern "C" void* pg_workspace(size_t bytes) {
-    if (bytes > workspace.size) {
-        free(workspace.memory);
-        workspace.size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-        workspace.memory = aligned_alloc(4096, workspace.size);
-        if (workspace.memory == nullptr) abort();  // the kernel has killed for less
-    }
-    return workspace.memory;
-}
+extern "C" void* pg_workspace(size_t bytes) { return workspace.of(bytes); }
+
+extern "C" void* pg_zeroed_parts(size_t bytes) { return memset(parts.of(bytes), 0, bytes); }
 
 // 1 if this processor and its operating system can run unit `isa`, by cpuid.
 extern "C" __attribute__((visibility("default"))) int pg_runs(int isa) {

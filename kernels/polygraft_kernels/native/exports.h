@@ -11,13 +11,13 @@
 namespace pg {
 namespace PG_ISA {
 
-template <class T>
-void linear_call(const Linear& layer, const T* x, long ldx, long rows, T* y, long threads) {
+template <class T, class Result>
+void linear_call(const Linear& layer, const T* x, long ldx, long rows, Result* y, long threads) {
     Operand<T>* scratch = nullptr;
     if (sizeof(T) != sizeof(Operand<T>))
         scratch = static_cast<Operand<T>*>(
             pg_workspace(rows * operand_stride(layer.inputs) * sizeof(Operand<T>)));
-    run(threads, double(rows) * layer.inputs * layer.outputs, [&](Team& team) {
+    run(threads, double(rows) * layer.inputs * layer.outputs, 2, [&](Team& team) {
         long ld = ldx;
         const Operand<T>* from = operands(team, x, ld, rows, layer.inputs, scratch);
         linear<T>(team, layer, from, ld, rows, y, layer.outputs);
@@ -32,7 +32,7 @@ void lora_call(const LoraBank& bank, const LoraGroups& groups, const T* x, long 
     size_t copied = sizeof(T) == sizeof(Operand<T>) ? 0 : rows * operand_stride(bank.inputs) * sizeof(Operand<T>);
     char* scratch = static_cast<char*>(pg_workspace(copied + rows * stride * sizeof(float)));
     LoraPlan plan{bank, groups, reinterpret_cast<float*>(scratch + copied), stride};
-    run(threads, double(rows) * stride * (bank.inputs + outputs), [&](Team& team) {
+    run(threads, double(rows) * stride * (bank.inputs + outputs), 3, [&](Team& team) {
         long ld = ldx, first = groups.starts[0];
         const Operand<T>* from =
             operands(team, x + first * ldx, ld, rows, bank.inputs, reinterpret_cast<Operand<T>*>(scratch));
@@ -48,7 +48,7 @@ void attention_call(const Cache& cache, const Step& step, const Heads& queries, 
     Attention all{cache, step, queries, heads, window};
     long dim = cache.head_dim;
     double effort = double(step.rows) * heads * dim * 100;  // contexts are not known here
-    run(threads, effort, [&](Team& team) {
+    run(threads, effort, 1, [&](Team& team) {
         attention<T>(team, all, [&](long row, long head, long d, auto value) PG_ALWAYS {
             store<sizeof(value) / sizeof(float)>(out + (row * heads + head) * dim + d, value);
         });
@@ -66,7 +66,7 @@ void store_kv_call(const Cache& cache, const Heads& keys, const Heads& values, c
 template <class T>
 void rms_norm_call(const Heads& x, const T* weight, long rows, long heads, long width, double eps, T* out,
                    long threads) {
-    run(threads, double(rows) * heads * width, [&](Team& team) {
+    run(threads, double(rows) * heads * width, 1, [&](Team& team) {
         team.share_rows(rows * heads, [&](long i) {
             T* to = out + i * width;
             rms_norm(static_cast<const T*>(x.data) + i / heads * x.row + i % heads * x.head, weight, width, eps,
@@ -86,7 +86,7 @@ void rope_call(const Heads& q, long heads, const Heads& k, long kv_heads, const 
 
 template <class T>
 void silu_mul_call(const T* gate_up, long ld, long rows, long width, T* out, long threads) {
-    run(threads, double(rows) * width * 4, [&](Team& team) {
+    run(threads, double(rows) * width * 4, 1, [&](Team& team) {
         team.share_rows(rows, [&](long row) {
             const T* gate = gate_up + row * ld;
             T* to = out + row * width;
@@ -97,10 +97,14 @@ void silu_mul_call(const T* gate_up, long ld, long rows, long width, T* out, lon
 }
 
 template <class T>
-void layer_call(const Layer& layer, const Cache& cache, const Step& step, const float* rope, T* x, long threads) {
-    LayerCall<T> call{layer, cache, step, rope, x};
-    LayerScratch<T> scratch(call);
-    run(threads, call.effort(), [&](Team& team) { decoder_layer(team, call, scratch); });
+void decoder_call(const Layer* const* layers, const Cache* const* caches, long count, const Step& step,
+                  const float* rope, T* x, long threads) {
+    auto call = [&](long i) { return LayerCall<T>{*layers[i], *caches[i], step, rope, x}; };
+    LayerScratch<T> scratch(count, call);
+    run(threads, call(0).effort(), LayerCall<T>::Phases * count, [&](Team& team) {
+        for (long i = 0; i < count; ++i) decoder_layer(team, call(i), scratch, i > 0);
+        add_rows(team, call(count - 1), scratch);
+    });
 }
 
 }  // namespace PG_ISA
@@ -111,6 +115,10 @@ using pg::bf16;
 #define PG_EXPORT_TYPE(T, type)                                                                                     \
     PG_EXPORT void PG_NAME(PG_ISA, linear, type)(const pg::Linear* layer, const T* x, int64_t ldx, int64_t rows,    \
                                                  T* y, int64_t threads) {                                           \
+        pg::PG_ISA::linear_call<T>(*layer, x, ldx, rows, y, threads);                                               \
+    }                                                                                                               \
+    PG_EXPORT void PG_NAME(PG_ISA, logits, type)(const pg::Linear* layer, const T* x, int64_t ldx, int64_t rows,    \
+                                                 float* y, int64_t threads) {                                       \
         pg::PG_ISA::linear_call<T>(*layer, x, ldx, rows, y, threads);                                               \
     }                                                                                                               \
     PG_EXPORT void PG_NAME(PG_ISA, lora, type)(const pg::LoraBank* bank, const pg::LoraGroups* groups, const T* x,  \
@@ -140,9 +148,10 @@ using pg::bf16;
                                                    T* out, int64_t threads) {                                       \
         pg::PG_ISA::silu_mul_call<T>(gate_up, ld, rows, width, out, threads);                                       \
     }                                                                                                               \
-    PG_EXPORT void PG_NAME(PG_ISA, layer, type)(const pg::Layer* layer, const pg::Cache* cache,                     \
-                                                const pg::Step* step, const float* rope, T* x, int64_t threads) {   \
-        pg::PG_ISA::layer_call<T>(*layer, *cache, *step, rope, x, threads);                                         \
+    PG_EXPORT void PG_NAME(PG_ISA, decoder, type)(const pg::Layer* const* layers, const pg::Cache* const* caches,   \
+                                                  int64_t count, const pg::Step* step, const float* rope, T* x,     \
+                                                  int64_t threads) {                                                \
+        pg::PG_ISA::decoder_call<T>(layers, caches, count, *step, rope, x, threads);                                \
     }
 
 PG_EXPORT_TYPE(float, float32)

@@ -1,4 +1,4 @@
-// A whole decoder layer in one parallel region: the same phases as the single operations, so the same bits.
+// Decoder layers, one or all of a step's, in one parallel region: the phases of the single operations, so the same bits.
 #pragma once
 
 #include "attention.h"
@@ -16,6 +16,8 @@ struct LayerCall {
     const float* rope;
     T* x;  // [rows, hidden], overwritten by the result
 
+    static constexpr long Phases = 18;  // 4 linears of 3, 5 others, and add_rows after the last layer
+
     long rows() const { return step.rows; }
     long hidden() const { return layer.qkv.linear->inputs; }
     long qkv_width() const { return layer.qkv.linear->outputs; }
@@ -24,31 +26,44 @@ struct LayerCall {
     double effort() const {
         return double(rows()) * (hidden() * qkv_width() + 3.0 * hidden() * intermediate() + q_width() * hidden());
     }
+
+    // Floats per row of what the inner loop reads, of wide results, and of shrunk rows.
+    long operand_width() const { return largest_of(hidden(), largest_of(intermediate(), q_width())); }
+    long wide_width() const { return largest_of(qkv_width(), 2 * intermediate()); }
+    long rank() const {
+        long most = 0;
+        const LoraLinear* linears[] = {&layer.qkv, &layer.o, &layer.gate_up, &layer.down};
+        for (const LoraLinear* l : linears)
+            most = largest_of(most, l->bank ? shrunk_stride(*l->bank, step.groups) : 0);
+        return most;
+    }
+
+    static long largest_of(long a, long b) { return a > b ? a : b; }
 };
 
-// Scratch memory of one call, laid out once before the threads start.
+// Scratch memory of one call, enough for each of its layers, laid out once before the threads start.
 template <class T>
 struct LayerScratch {
     Operand<T>* operand;  // normalised rows, attention's output, or gated activations
-    long ldo;
+    long ldo = 0;
     T* wide;  // qkv, then gate_up
     T* sum;   // what o and down add to the residual
     float* shrunk;
 
-    explicit LayerScratch(const LayerCall<T>& call) {
-        long rows = call.rows(), wider = call.intermediate(), widest = 2 * call.intermediate();
-        if (call.hidden() > wider) wider = call.hidden();
-        if (call.q_width() > wider) wider = call.q_width();
-        if (call.qkv_width() > widest) widest = call.qkv_width();
-        ldo = operand_stride(wider);
-        long rank = 0;
-        const LoraLinear* linears[] = {&call.layer.qkv, &call.layer.o, &call.layer.gate_up, &call.layer.down};
-        for (const LoraLinear* l : linears) {
-            long stride = l->bank ? shrunk_stride(*l->bank, call.step.groups) : 0;
-            rank = stride > rank ? stride : rank;
+    // call(i) is the i-th of `count` LayerCalls.
+    template <class Call>
+    LayerScratch(long count, Call call) {
+        size_t widest = 0, rank = 0;
+        for (long i = 0; i < count; ++i) {
+            LayerCall<T> each = call(i);
+            ldo = each.largest_of(ldo, operand_stride(each.operand_width()));
+            widest = each.largest_of(widest, each.wide_width());
+            rank = each.largest_of(rank, each.rank());
         }
+        LayerCall<T> first = call(0);
+        size_t rows = first.rows();
         size_t sizes[4] = {rows * ldo * sizeof(Operand<T>), rows * widest * sizeof(T),
-                           rows * call.hidden() * sizeof(T), lora_rows(call.step.groups) * rank * sizeof(float)};
+                           rows * first.hidden() * sizeof(T), lora_rows(first.step.groups) * rank * sizeof(float)};
         size_t offsets[5] = {};
         for (int i = 0; i < 4; ++i) offsets[i + 1] = offsets[i] + (sizes[i] + 63) / 64 * 64;
         char* base = static_cast<char*>(pg_workspace(offsets[4]));
@@ -81,7 +96,7 @@ void place_row(const LayerCall<T>& call, T* qkv, long row) {
     for (long g = 0; g < kv_heads; ++g) store_kv(cache, call.step.slot_mapping[row], g, k + g * dim, v + g * dim);
 }
 
-// Operands of the next product: x normalised, after `sum` has been added to it (where there is one).
+// Operands of the next product: x normalised, after `sum` has been added to it (where something is there to add).
 template <class T>
 void norm_rows(Team& team, const LayerCall<T>& call, const void* weight, const LayerScratch<T>& scratch, bool add) {
     long width = call.hidden();
@@ -103,11 +118,12 @@ void multiply_rows(Team& team, const LayerCall<T>& call, const LoraLinear& linea
     team.wait();
 }
 
+// All but the last sum into x, which the next layer's norm_rows does with `add`, or add_rows.
 template <class T>
-void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
+void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch, bool add) {
     const Layer& layer = call.layer;
     long dim = call.cache.head_dim;
-    norm_rows(team, call, layer.input_norm, scratch, false);
+    norm_rows(team, call, layer.input_norm, scratch, add);
     multiply_rows(team, call, layer.qkv, scratch, scratch.wide);
     team.share_rows(call.rows(), [&](long row) { place_row(call, scratch.wide, row); });
     team.wait();
@@ -129,6 +145,10 @@ void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& 
     });
     team.wait();
     multiply_rows(team, call, layer.down, scratch, scratch.sum);
+}
+
+template <class T>
+void add_rows(Team& team, const LayerCall<T>& call, const LayerScratch<T>& scratch) {
     team.share_rows(call.rows(), [&](long row) {
         T* x = call.x + row * call.hidden();
         add_row(x, scratch.sum + row * call.hidden(), x, call.hidden());

@@ -34,20 +34,27 @@ using Operand = typename OperandOf<T>::type;
 
 // `height` rows times `count` whole panels (or, if `narrow`, the last one of a single vector) into `to`.
 template <class X, class W>
-void panels_product(const X* x, long ldx, long height, const W* w, long depth, long count, bool narrow, float* to) {
-    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0);
-    long panel = padded * PanelColumns;
+void panels_product(const X* x, long ldx, long height, const W* w, long panel, long depth, long count, bool narrow,
+                    float* to, Ahead ahead) {
     with_count<MaxRows>(height, [&](auto rows) PG_ALWAYS {
         constexpr int Together = panels_at_once(rows);
         if (narrow)
-            product<VL, rows, 1, 1>(x, ldx, w, panel, depth, to, TileStride, true);
+            product<VL, rows, 1, 1>(x, ldx, w, panel, depth, to, TileStride, true, ahead);
         else if (Together > 1 && count == Together)
-            product<VL, rows, Together, PanelWidth>(x, ldx, w, panel, depth, to, TileStride, true);
+            product<VL, rows, Together, PanelWidth>(x, ldx, w, panel, depth, to, TileStride, true, ahead);
         else
             for (long p = 0; p < count; ++p)
                 product<VL, rows, 1, PanelWidth>(x, ldx, w + p * panel, panel, depth, to + p * PanelColumns, TileStride,
-                                                 true);
+                                                 true, ahead);
     });
+}
+
+// Tile i of `tiles` asks for its share of the panels that come next: several tiles of rows pass over a panel before it is
+// their turn, and each line is asked for once.
+inline Ahead ahead_of(const void* next, long bytes, long depth, long i, long tiles) {
+    long lines = bytes / 64, stretches = (depth + Stretch - 1) / Stretch;
+    long burst = (lines + tiles * stretches - 1) / (tiles * stretches), first = i * stretches * burst;
+    return {static_cast<const char*>(next) + 64 * first, first < lines ? burst : 0};
 }
 
 // Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once.
@@ -56,7 +63,7 @@ void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs
            const Finish& finish) {
     alignas(64) float sums[MaxRows * TileStride];
     long vectors = (outputs + VL - 1) / VL;
-    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0);
+    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0), panel_size = padded * PanelColumns;
     long tiles = (rows + MaxRows - 1) / MaxRows;  // of equal height, as nearly as can be
     long together = panels_at_once(rows / tiles);
     for (long panel = first; panel < last; panel += together) {
@@ -68,9 +75,11 @@ void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs
             return;
         }
         long column = panel * PanelColumns, width = narrow ? 1 : count * PanelWidth;
+        const W* here = w + column * padded;
         for (long i = 0; i < tiles; ++i) {
             long row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
-            panels_product(x + row * ldx, ldx, height, w + column * padded, depth, count, narrow, sums);
+            Ahead ahead = ahead_of(here + count * panel_size, count * panel_size * sizeof(W), depth, i, tiles);
+            panels_product(x + row * ldx, ldx, height, here, panel_size, depth, count, narrow, sums, ahead);
             for (long r = 0; r < height; ++r)
                 for (long v = 0; v < width; ++v)
                     finish(row + r, column + v * VL, load<VL>(sums + r * TileStride + v * VL));
@@ -87,8 +96,8 @@ inline long rows_per_pass(long depth) {
 }
 
 // Shares one phase of work: x [rows, inputs] of operands -> y [rows, outputs].
-template <class T>
-void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long rows, T* y, long ldy) {
+template <class T, class Result>
+void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long rows, Result* y, long ldy) {
     const T* weight = static_cast<const T*>(layer.weight);
     long pass = rows_per_pass(layer.inputs), panels = panels_of(layer.outputs);
     long passes = (rows + pass - 1) / pass;
@@ -99,7 +108,7 @@ void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long
             long first_row = begin / panels * pass, first = begin % panels;
             long last = first + (end - begin) < panels ? first + (end - begin) : panels;
             long height = rows - first_row < pass ? rows - first_row : pass;
-            T* out = y + first_row * ldy;
+            Result* out = y + first_row * ldy;
             sweep(x + first_row * ldx, ldx, height, weight, layer.inputs, outputs, first, last,
                   [=](long row, long column, Float<VL> sums) PG_ALWAYS {
                       long left = outputs - column;

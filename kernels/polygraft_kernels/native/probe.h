@@ -10,7 +10,7 @@ namespace PG_ISA {
 inline double fma_peak(long rounds, long threads) {
     constexpr int Chains = 12;
     double sums[256] = {};
-    run(threads, 1e9, [&](Team& team) {
+    run(threads, 1e9, 1, [&](Team& team) {
         Float<VL> chain[Chains], factor = splat<VL>(0.999f), term = splat<VL>(1e-3f);
         unroll<Chains>([&](auto c) PG_ALWAYS { chain[c] = splat<VL>(float(c)); });
         for (long i = 0; i < rounds; ++i)
@@ -27,7 +27,7 @@ inline double fma_peak(long rounds, long threads) {
 // Adds up `count` floats (a multiple of 64).
 inline double read_all(const float* data, long count, long threads) {
     double sums[256] = {};
-    run(threads, 1e9, [&](Team& team) {
+    run(threads, 1e9, 1, [&](Team& team) {
         Float<VL> parts[4] = {};
         team.share(count / 64, 1024, [&](long begin, long end) {
             for (const float* at = data + begin * 64; at < data + end * 64; at += 4 * VL)

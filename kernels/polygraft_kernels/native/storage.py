@@ -23,6 +23,7 @@ from polygraft_kernels.native.layouts import (
     unpack_keys,
     unpack_values,
 )
+from polygraft_kernels.native.pages import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class NativeLinear(PackedLinear):
     `fused` is decoder_layer's: what it knows of the layer that this weight opens, so that both are freed together.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lanes: int) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, lanes: int, pages: Pages) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._weight = pack_panels(weight.detach(), lanes)
+        packed = pack_panels(weight.detach(), lanes)
+        self._weight = pages.zeros(packed.shape, packed.dtype).copy_(packed)
         self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
         self._struct = Linear(self._weight.data_ptr(), bias_address, self.in_features, self.out_features)
@@ -111,7 +113,14 @@ class NativeCache(KVCache):
     """Keys and values [num_blocks, G, block_size * D], a block laid out as kv.h says."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, lanes: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        lanes: int,
+        pages: Pages,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -120,8 +129,8 @@ class NativeCache(KVCache):
         self.dtype = dtype
         self._lanes = _cache_lanes(block_size, head_dim, lanes)
         shape = (num_blocks, kv_heads, block_size * head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype)
-        self._values = torch.zeros(shape, dtype=dtype)
+        self._keys = pages.zeros(shape, dtype)
+        self._values = pages.zeros(shape, dtype)
         self._struct = Cache(
             self._keys.data_ptr(), self._values.data_ptr(), block_size, kv_heads, head_dim, self._lanes
         )

@@ -3,7 +3,7 @@
 //
 // linear, both halves of LoRA and both products of attention run it. Weights lie in panels of Width vectors of L
 // output columns: fp32 as [k][Width][L], bfloat16 as [k / 2][Width][L][2], two consecutive k side by side. That is the
-// operand order of vdpbf16ps; without it one shift gives the even k and one mask the odd k as floats.
+// operand order of vdpbf16ps; without it a mask gives the odd k as floats, and a shift the even ones.
 //
 // Every sum is one chain over ascending k, whatever the tile: a row's result cannot depend on its neighbours.
 #pragma once
@@ -11,8 +11,8 @@
 #include "vec.h"
 
 // gcc likes to hoist the next step's loads above this one's arithmetic, and then runs out of registers: hide from it
-// that the pointer they go through is still the same.
-#define PG_LATER(pointer) asm volatile("" : "+r"(pointer))
+// that what they are addressed by is still the same.
+#define PG_LATER(address) asm volatile("" : "+r"(address))
 
 namespace pg {
 namespace PG_ISA {
@@ -24,15 +24,6 @@ PG_INLINE Float<L> even(typename Lanes<L>::U pairs) {
 
 template <int L>
 PG_INLINE Float<L> odd(typename Lanes<L>::U pairs) {
-#if PG_FMA && !PG_AVX512
-    // A tile of 6 x 2 sums, two weights and a row's value fill all 16 registers: this keeps the mask in memory, where
-    // gcc would take a register for it and spill a sum instead (a third of the speed).
-    if constexpr (L == 8) {
-        static const typename Lanes<L>::U mask = typename Lanes<L>::U{} + 0xffff0000u;
-        asm("vpand %2, %1, %0" : "=x"(pairs) : "x"(pairs), "m"(mask));
-        return (Float<L>)pairs;
-    }
-#endif
     return (Float<L>)(pairs & 0xffff0000u);
 }
 
@@ -46,6 +37,13 @@ PG_INLINE Float<L> dot_pairs(Float<L> sum, typename Lanes<L>::U a, typename Lane
     return fma<L>(even<L>(a), even<L>(b), sum);
 }
 
+// What to ask the second-level cache for while a tile runs: `lines` cache lines from `from` on, every Stretch steps of k.
+struct Ahead {
+    const char* from = nullptr;
+    long lines = 0;
+};
+constexpr long Stretch = 24;
+
 template <int L, int Rows, int Panels, int Width>
 struct Tile {
     static constexpr int Vecs = Panels * Width;
@@ -58,54 +56,108 @@ struct Tile {
     }
 
     // sums[r][v] += sum over k of x[r * ldx + k] * W[k][v]; `panel` is the distance of two panels in elements.
-    PG_INLINE void add(const float* x, long ldx, const float* w, long panel, long depth) {
-        for (long k = 0; k < depth; ++k) {
-            prefetch(w, panel);
-            step(x, ldx, [=](int v) PG_ALWAYS { return load<L>(w + offset(panel, v)); });
-            x += 1;
-            w += Width * L;
-            PG_LATER(x);
-        }
+    PG_INLINE void add(const float* x, long ldx, const float* w, long panel, long depth, Ahead ahead) {
+        in_stretches(depth, ahead, [&](long steps) PG_ALWAYS {
+            for (long k = 0; k < steps; ++k) {
+                step(x, ldx, [=](int v) PG_ALWAYS { return load<L>(w + offset(panel, v)); });
+                x += 1;
+                w += Width * L;
+                PG_LATER(x);
+            }
+        });
     }
 
-    PG_INLINE void add(const float* x, long ldx, const bf16* w, long panel, long depth) {
-        for (long k = 0; k + 1 < depth; k += 2) {
-            prefetch(w, panel);
-            step(x, ldx, [=](int v) PG_ALWAYS { return even<L>(pairs(w, panel, v)); });
-            PG_LATER(x);
-            step(x + 1, ldx, [=](int v) PG_ALWAYS { return odd<L>(pairs(w, panel, v)); });
-            x += 2;
-            w += 2 * Width * L;
-            PG_LATER(x);
-        }
+    PG_INLINE void add(const float* x, long ldx, const bf16* w, long panel, long depth, Ahead ahead) {
+#if PG_FMA && !PG_AVX512
+        if constexpr (L == 8 && Panels == 1 && Width == 2)
+            add_masked(x, ldx, w, depth, ahead);
+        else
+#endif
+            in_stretches(depth / 2 * 2, ahead, [&](long steps) PG_ALWAYS {
+                for (long k = 0; k < steps; k += 2) {
+                    step(x, ldx, [=](int v) PG_ALWAYS { return even<L>(pairs(w, panel, v)); });
+                    PG_LATER(x);
+                    step(x + 1, ldx, [=](int v) PG_ALWAYS { return odd<L>(pairs(w, panel, v)); });
+                    x += 2;
+                    w += 2 * Width * L;
+                    PG_LATER(x);
+                }
+            });
         if (depth % 2 == 1)  // the other half of the last pair is never looked at
             step(x, ldx, [=](int v) PG_ALWAYS { return even<L>(pairs(w, panel, v)); });
     }
 
-    PG_INLINE void add(const bf16* x, long ldx, const bf16* w, long panel, long depth) {
-        for (long k = 0; k + 1 < depth; k += 2) {
-            prefetch(w, panel);
-            step_pairs(w, panel, [=](int r) PG_ALWAYS {
-                uint32_t pair;
-                memcpy(&pair, x + r * ldx + k, sizeof pair);
-                return pair;
-            });
-            w += 2 * Width * L;
-        }
-        if (depth % 2 == 1) step_pairs(w, panel, [=](int r) PG_ALWAYS { return uint32_t(x[r * ldx + depth - 1].bits); });
+    PG_INLINE void add(const bf16* x, long ldx, const bf16* w, long panel, long depth, Ahead ahead) {
+        in_stretches(depth / 2 * 2, ahead, [&](long steps) PG_ALWAYS {
+            for (long k = 0; k < steps; k += 2) {
+                step_pairs(w, panel, [=](int r) PG_ALWAYS {
+                    uint32_t pair;
+                    memcpy(&pair, x + r * ldx, sizeof pair);
+                    return pair;
+                });
+                x += 2;
+                w += 2 * Width * L;
+            }
+        });
+        if (depth % 2 == 1) step_pairs(w, panel, [=](int r) PG_ALWAYS { return uint32_t(x[r * ldx].bits); });
     }
 
 private:
-    // Asks for the same place in the panels that come next, into the second-level cache: several tiles of rows pass over
-    // a panel before it is the next one's turn. Only weights come in wide panels; attention looks after its own blocks.
-    template <class W>
-    static PG_INLINE void prefetch(const W* w, long panel) {
-        constexpr long StepBytes = Width * L * 4, Line = 64;
-        if constexpr (Width > 1)
-            for (int p = 0; p < Panels; ++p)
-                for (long byte = 0; byte < StepBytes; byte += Line)
-                    __builtin_prefetch(w + (Panels + p) * panel + byte / long(sizeof(W)), 0, 2);
+    // f(steps) until `depth` steps are done, asking for what comes next in between: a few lines at a time, for a burst of
+    // requests would hold up the loads of the tile itself.
+    template <class F>
+    static PG_INLINE void in_stretches(long depth, Ahead ahead, F f) {
+        while (depth > 0) {
+            for (long line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.from + 64 * line, 0, 2);
+            ahead.from += 64 * ahead.lines;
+            long steps = depth < Stretch ? depth : Stretch;
+            f(steps);
+            depth -= steps;
+        }
     }
+
+#if PG_FMA && !PG_AVX512
+    // 6 x 2 sums, two weights, a row's value and the mask are all 16 registers there are, and a neighbour on the same core
+    // leaves room for about 3 instructions a cycle: two multiply-adds and one other. So a weight takes one instruction, its
+    // load included: read 2 bytes earlier, the even k are where the mask expects the odd ones. (What lies before the first
+    // weight may be read, but never counts.) And gcc must not copy sums from register to register.
+    PG_INLINE void add_masked(const float*& x, long ldx, const bf16*& w, long depth, Ahead ahead) {
+        typename Lanes<L>::U mask = typename Lanes<L>::U{} + 0xffff0000u;
+        asm("" : "+x"(mask));
+        const char* rows[Rows];
+        unroll<Rows>([&](auto r) PG_ALWAYS {
+            rows[r] = reinterpret_cast<const char*>(x + r * ldx);
+            asm("" : "+r"(rows[r]));
+        });
+        const char* weights = reinterpret_cast<const char*>(w);
+        long i = 0;  // bytes of a row that are done
+        in_stretches(depth / 2 * 2, ahead, [&](long steps) PG_ALWAYS {
+            for (long end = i + 4 * steps; i < end; i += 8) {
+                step_masked(rows, i, mask, weights + 8 * i - 2);
+                PG_LATER(i);
+                step_masked(rows, i + 4, mask, weights + 8 * i);
+                PG_LATER(i);
+            }
+        });
+        x += depth / 2 * 2;
+        w += depth / 2 * 2 * Width * L;
+    }
+
+    PG_INLINE void step_masked(const char* const* rows, long i, typename Lanes<L>::U mask, const char* w) {
+        Float<L> weights[Vecs];
+        unroll<Vecs>([&](auto v) PG_ALWAYS {
+            typename Lanes<L>::U both;
+            memcpy(&both, w + v * sizeof both, sizeof both);
+            weights[v] = (Float<L>)(both & mask);
+        });
+        unroll<Rows>([&](auto r) PG_ALWAYS {
+            Float<L> value;
+            asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+                : "+x"(sums[r][0]), "+x"(sums[r][1]), "=&x"(value)
+                : "m"(*reinterpret_cast<const float*>(rows[r] + i)), "x"(weights[0]), "x"(weights[1]));
+        });
+    }
+#endif
 
     static PG_INLINE long offset(long panel, int v) { return (v / Width) * panel + (v % Width) * L; }
 
@@ -150,13 +202,13 @@ private:
 // to[r][v] = (fresh ? 0 : to[r][v]) + sum over k of x[r][k] * W[k][v], rows of `to` `ldt` floats apart.
 template <int L, int Rows, int Panels, int Width, class X, class W>
 __attribute__((noinline)) void product(const X* x, long ldx, const W* w, long panel, long depth, float* to, long ldt,
-                                       bool fresh) {
+                                       bool fresh, Ahead ahead = {}) {
     Tile<L, Rows, Panels, Width> tile;
     if (fresh)
         tile.each([&](auto r, auto v) PG_ALWAYS { tile.sums[r][v] = Float<L>{}; });
     else
         tile.each([&](auto r, auto v) PG_ALWAYS { tile.sums[r][v] = load<L>(to + r * ldt + v * L); });
-    tile.add(x, ldx, w, panel, depth);
+    tile.add(x, ldx, w, panel, depth, ahead);
     tile.each([&](auto r, auto v) PG_ALWAYS { store<L>(to + r * ldt + v * L, tile.sums[r][v]); });
 }
 

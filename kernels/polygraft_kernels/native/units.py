@@ -33,25 +33,27 @@ class Functions:
     """The C functions of one instruction set and dtype; exports.h has their arguments."""
 
     linear: Function
+    logits: Function
     lora: Function
     attention: Function
     store_kv: Function
     rms_norm: Function
     rope: Function
     silu_mul: Function
-    layer: Function
+    decoder: Function
 
 
 _POINTER, _INTEGER, _FLOAT = c_void_p, c_int64, c_double
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "linear": (_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER),
+    "logits": (_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER),
     "lora": (_POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER, _INTEGER),
     "attention": (_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER),
     "store_kv": (_POINTER, _POINTER, _POINTER, _POINTER, _INTEGER),
     "rms_norm": (_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _FLOAT, _POINTER, _INTEGER),
     "rope": (_POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _INTEGER, _POINTER, _INTEGER),
     "silu_mul": (_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _INTEGER),
-    "layer": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INTEGER),
+    "decoder": (_POINTER, _POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER),
 }
 
 

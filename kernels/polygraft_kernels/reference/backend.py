@@ -38,6 +38,11 @@ class ReferenceBackend(Backend):
         )
         return functional.linear(x, weight.weight, weight.bias)
 
+    def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, ReferenceLinear)
+        bias = None if weight.bias is None else weight.bias.float()
+        return functional.linear(x.float(), weight.weight.float(), bias)
+
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> ReferenceBank:
         return ReferenceBank(in_features, segments, num_slots, self.device, dtype)
 
