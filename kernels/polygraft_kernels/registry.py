@@ -9,8 +9,16 @@ import torch
 
 from polygraft_kernels.api import Backend, BackendUnavailable
 
-BACKENDS = {"reference": "polygraft_kernels.reference", "native": "polygraft_kernels.native"}
+BACKENDS = {
+    "reference": "polygraft_kernels.reference",
+    "native": "polygraft_kernels.native",
+    "triton": "polygraft_kernels.triton",
+    "triton-invariant": "polygraft_kernels.triton.invariant",
+}
 """Name -> module offering `create(device: torch.device, dtype: torch.dtype) -> Backend`."""
+
+FASTEST_FIRST = {"cuda": ("triton", "reference"), "cpu": ("native", "reference")}
+"""By torch's type of device, which is "cuda" for HIP as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> Choice:
             raise BackendUnavailable(f"no kernel backend is called {name!r}; choose one of {known}")
         return Choice(_create(name, device, dtype), ())
     passed_over: list[str] = []
-    for candidate in ("native", "reference"):
+    for candidate in FASTEST_FIRST.get(device.type, ("reference",)):
         try:
             return Choice(_create(candidate, device, dtype), tuple(passed_over))
         except BackendUnavailable as error:

@@ -1,29 +1,46 @@
-"""One suite over every backend: those of the registry, and each instruction set of the native one that runs here."""
+"""One suite over every backend: those of the registry, and each instruction set of the native one that runs here.
+
+The Triton kernels run on a GPU that is torch's default device, or in a process of Triton's interpreter
+(TRITON_INTERPRET=1); elsewhere they are no backend, and `tests/kernels/triton` starts that process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from polygraft_kernels.api import Backend
+from polygraft_kernels.api import Backend, BackendUnavailable
 from polygraft_kernels.native import EMULATED, create_isa, runnable
 from polygraft_kernels.registry import BACKENDS, choose
 
 NATIVE = [*runnable(), *(name for name, needed in EMULATED.items() if needed in runnable())]
-OTHERS = [name for name in BACKENDS if name != "native"]
+DEVICE = torch.get_default_device()
+TRITON = [name for name in BACKENDS if name.startswith("triton")]
+
+
+def _can_run(name: str) -> bool:
+    try:
+        choose(name, DEVICE, torch.float32)
+    except BackendUnavailable:
+        return False
+    return True
+
+
+OTHERS = [name for name in BACKENDS if name != "native" and (name not in TRITON or _can_run(name))]
 
 
 def _backend(name: str) -> Backend:
-    if name in OTHERS:
-        return choose(name, torch.device("cpu"), torch.float32).backend
-    return create_isa(name)
+    return choose(name, DEVICE, torch.float32).backend if name in OTHERS else create_isa(name)
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
+    with np.errstate(all="ignore"):  # the interpreter computes with numpy, which warns of infinities
+        yield
 
 
 def _widely(names: list[str]) -> list[object]:
