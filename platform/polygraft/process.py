@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +20,16 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `env` is the whole environment, None is this process's own; `log` takes stdout and stderr."""
+    """What to run. `env` is the whole environment, None is this process's own; `log` takes stdout and stderr. `nice` is
+    how far it steps back for others that want a processor: 0 (not at all) to 19.
+    """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] | None = None
     pass_fds: tuple[int, ...] = ()
     log: Path | None = None
+    nice: int = 0
 
 
 def die_with_parent() -> None:
@@ -35,9 +38,19 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _tie_to(parent: int) -> None:
+def step_back(nice: int) -> None:
+    """Lower the calling process's claim to processors, and that of its children to be."""
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    # With autogroups (sched(7)) that counts within the session only, and sessions among each other have their own.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice))
+
+
+def _begin(parent: int, nice: int) -> None:
     """Runs in the child before it execs."""
     die_with_parent()
+    if nice:
+        step_back(nice)
     # The parent may have died between the fork and the line above: then no signal will come.
     if os.getppid() != parent:
         os._exit(1)
@@ -57,7 +70,7 @@ async def spawn(spec: ChildSpec) -> asyncio.subprocess.Process:
             stderr=output,
             pass_fds=spec.pass_fds,
             start_new_session=True,
-            preexec_fn=functools.partial(_tie_to, os.getpid()),
+            preexec_fn=functools.partial(_begin, os.getpid(), spec.nice),
         )
 
 

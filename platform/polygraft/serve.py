@@ -29,6 +29,8 @@ from polygraft_migrations import upgrade
 
 VALKEY = "valkey"
 GATEWAY = "gateway"
+WORKER_NICE = 5
+"""Workers keep every core busy; what takes a step's tokens to the clients is little and must not queue behind them."""
 STOP_MARGIN = 3.0
 """Seconds beyond the drain time for ending what the drain did not."""
 
@@ -143,7 +145,7 @@ class _Deployment:
         # Keys are the gateway's business.
         for secret in ("BOOTSTRAP_ADMIN_KEY", "BOOTSTRAP_TENANT_KEY", "KEY_PEPPER"):
             environment.pop(f"POLYGRAFT_{secret}", None)
-        return ChildSpec(name, (sys.executable, "-m", "polygraft", "worker"), env=environment)
+        return ChildSpec(name, (sys.executable, "-m", "polygraft", "worker"), env=environment, nice=WORKER_NICE)
 
     def _environment(self, **changed: object) -> dict[str, str]:
         child = self.settings.model_copy(update={"served_model_name": served_name(self.settings), **changed})

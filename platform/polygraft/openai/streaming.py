@@ -30,24 +30,16 @@ class StreamedAnswer(Answer):
     async def answer(self, events: JobStream, scope: Scope, receive: Receive, send: Send) -> int:
         """See Answer."""
         body = _Body(send, self.call)
+        pulse = asyncio.create_task(body.keep_alive(self.inference.keep_alive))
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(self.inference.keep_alive):
-                        arrived = await anext(events)
-                except TimeoutError:
-                    await body.write(_KEEP_ALIVE)
-                    continue
+            async for arrived in events:
                 if (error := failure(arrived.event)) is not None:
                     raise error
                 self.observe(arrived.event)
-                final = arrived.event.final
                 if data := self._frames(arrived):
-                    await body.write(data, last=final)
+                    await body.write(data, last=arrived.event.final)
                     if arrived.step_ended is not None:
                         self.inference.observer.added_latency(time.time() - arrived.step_ended)
-                if final:
-                    return 200
         except Exception as error:
             if not body.started:
                 raise
@@ -56,6 +48,10 @@ class StreamedAnswer(Answer):
                 error = internal_error()
             await body.write(_frame(wire.encode(error.body())), last=True)
             return error.status
+        else:
+            return 200
+        finally:
+            pulse.cancel()
 
     def _frames(self, arrived: Arrived) -> bytes:
         """What an event adds to the stream; empty if it tells nothing yet."""
@@ -74,10 +70,23 @@ class _Body:
     def __init__(self, send: Send, call: Call) -> None:
         self._send = send
         self._call = call
+        self._written = time.monotonic()
         self.started = False
+
+    async def keep_alive(self, silence: float) -> None:
+        """Write a comment after every `silence` seconds without a write, until cancelled: a timer for each silence rather
+        than one for each event.
+        """
+        while True:
+            remaining = self._written + silence - time.monotonic()
+            if remaining > 0:
+                await asyncio.sleep(remaining)
+            else:
+                await self.write(_KEEP_ALIVE)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send `data`, which holds whole events; nothing may follow the `last`."""
+        self._written = time.monotonic()
         if not self.started:
             self.started = True
             headers = {

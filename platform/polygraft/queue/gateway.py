@@ -211,6 +211,8 @@ class GatewayQueue:
                     if (found := self._streams.get(event.job)) is not None:
                         found.deliver((event,), step.step_ended)
                         self._after_delivery(found)
+                # The streams write first; the client's way back to the socket is long.
+                await asyncio.sleep(0)
 
     def _after_delivery(self, stream: JobStream) -> None:
         if stream.ended:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from polygraft.queue.messages import ChoiceDelta, Job, JobError, JobEvent, Usage
 
@@ -14,8 +14,7 @@ _COALESCE_ABOVE = 64
 """Unread arrivals of a slow reader are merged into one when there are more than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """One event; `step_ended` (Unix seconds) is None if it was read from the record or merged."""
 
     event: JobEvent
@@ -45,7 +44,8 @@ class JobStream:
         self.heard = time.monotonic()
         self._on_cancel = on_cancel
         self._unread: deque[Arrived] = deque()
-        self._arrival = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Who waits for an arrival: a bare future, as this is done for every event of every stream."""
         self._exhausted = False
 
     def __aiter__(self) -> JobStream:
@@ -55,8 +55,8 @@ class JobStream:
         if self._exhausted:
             raise StopAsyncIteration
         while not self._unread:
-            self._arrival.clear()
-            await self._arrival.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         arrived = self._unread.popleft()
         self._exhausted = arrived.event.final
         return arrived
@@ -84,7 +84,8 @@ class JobStream:
             self._unread.append(Arrived(event, step_ended))
         if len(self._unread) > _COALESCE_ABOVE:
             self._unread = deque([Arrived(merge([arrived.event for arrived in self._unread]), None)])
-        self._arrival.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def fail(self, error: JobError) -> None:
         """End the stream from this side, when nothing can be heard of the job any more."""
