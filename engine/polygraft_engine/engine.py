@@ -23,14 +23,12 @@ from polygraft_engine.sampler import Sampler
 from polygraft_engine.scheduler import Scheduler
 from polygraft_engine.scores import PromptScores
 from polygraft_engine.stats import EngineStats, StepPhases, Stopwatch
-from polygraft_engine.types import EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
+from polygraft_engine.types import NOT_FINITE, EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
 
 logger = logging.getLogger(__name__)
 
 _SKIPPED = Sampled(0, None)
 """Stands for the token of a sequence that failed during the step; the scheduler skips it."""
-
-NOT_FINITE = "the model computed numbers that are not finite for this request; no answer can come of it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

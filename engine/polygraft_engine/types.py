@@ -13,6 +13,9 @@ GREEDY_BELOW = 1e-5
 LOGPROB_FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
+NOT_FINITE = "the model computed numbers that are not finite for this request; no answer can come of it"
+"""A StepOutput's error."""
+
 
 class EngineError(Exception):
     """Base of every error this package raises."""
