@@ -62,7 +62,9 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device) 
     slot_mapping = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
     def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        host = torch.from_numpy(array)
+        # from pinned memory the host need not wait for the copy
+        return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
     sampling = tuple(chunk for chunk in chunks if chunk.samples)
     last_rows = (query_starts[1:] - 1)[[chunk.samples for chunk in chunks]]

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from polygraft_engine.batch import Batch, Scored
+from polygraft_engine.graphs import CapturableBackend, DecodeGraphs, DeviceCapture
 from polygraft_engine.models.decoder import Decoder
 from polygraft_engine.plan import Sampled
 from polygraft_engine.sampler import Sampler, score
 from polygraft_engine.types import TokenLogprob
-from polygraft_kernels.api import KVCache
+from polygraft_kernels.api import KVCache, StepTensors
 
 SCORED_ROWS = 64
 """Prompt rows whose logits exist at once, so that scoring a long prompt takes little memory."""
@@ -25,9 +26,12 @@ class Runner:
         self._decoder = decoder
         self._caches = tuple(caches)
         self._sampler = sampler
+        self._graphs = _decode_graphs(decoder, self._caches)
 
     def forward(self, batch: Batch) -> Tensor:
-        """One forward pass: hidden rows [T, K]."""
+        """One forward pass: hidden rows [T, K], good until the next one."""
+        if self._graphs is not None and self._graphs.cover(batch):
+            return self._graphs.forward(batch)
         return self._decoder.forward(batch.token_ids, batch.step, self._caches)
 
     def sample(self, batch: Batch, hidden: Tensor) -> list[Sampled | None]:
@@ -49,3 +53,15 @@ class Runner:
                 logits = self._decoder.logits(hidden[first : first + len(targets)])
                 entries.extend(score(logits, targets, [top] * len(targets)))
             yield scored, None if any(math.isnan(entry.logprob) for entry in entries) else entries
+
+
+def _decode_graphs(decoder: Decoder, caches: tuple[KVCache, ...]) -> DecodeGraphs | None:
+    """Where the backend and its device can capture them."""
+    backend = decoder.backend
+    if not isinstance(backend, CapturableBackend) or not backend.captures:
+        return None
+
+    def forward(token_ids: Tensor, step: StepTensors) -> Tensor:
+        return decoder.forward(token_ids, step, caches)
+
+    return DecodeGraphs(forward, backend, caches[0].block_size, DeviceCapture())

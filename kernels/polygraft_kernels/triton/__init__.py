@@ -1,4 +1,4 @@
-"""Triton kernels for GPUs, NVIDIA's through CUDA and AMD's through HIP; for tests, in Triton's interpreter on host memory."""
+"""Triton kernels for GPUs, through CUDA and HIP; for tests, in Triton's interpreter on host memory."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 out[t, h] = softmax_j(q[t, h] . k[j, h // SHARE] / sqrt(D)) v[j], position[t] - window < j <= position[t].
 
-A tile is BLOCK_M pairs (row, query head) of one sequence and one K/V head: the query heads that share keys lie in one tile
-and read them once. Keys are cut into spans of SPAN at fixed positions. A span's softmax starts afresh, and spans are
-merged in ascending order, always by `_merge`: one program may do so for all spans (a tile among many of a long chunk), or
-one per span with `merge_kernel` after them (a sequence of one tile, so that few long sequences keep all processors busy).
-What a tile does not see changes no bit of it, so chunk, prefill and decode agree for one BLOCK_M.
+A tile is BLOCK_M pairs (row, query head) of one sequence and one K/V head: the query heads that share keys lie in one
+tile and read them once. Keys are cut into spans of SPAN at fixed positions. A span's softmax starts afresh, and spans
+are merged in ascending order, always by `_merge`: one program may do so for all spans (a tile among many of a long
+chunk), or one per span with `merge_kernel` after them (a sequence of one tile, so that few long sequences keep all
+processors busy). What a tile does not see changes no bit of it, so chunk, prefill and decode agree for one BLOCK_M.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,12 +25,13 @@ from polygraft_kernels.triton.numerics import LOG2_E, product, product_of_sums, 
 SPAN = 256
 """Keys whose softmax is computed in one go."""
 LEAST_TILE = 16
-WIDE_TILE = 64
 
 
 @triton.jit
 def _merge(peak, mass, acc, other_peak, other_mass, other_acc):
-    """Two softmax sums, each relative to its own peak (in powers of two), as one. Merging nothing (-inf, 0, 0) is exact."""
+    """Two softmax sums, each relative to its own peak (in powers of two), as one. Merging nothing (-inf, 0, 0) is
+    exact.
+    """
     both = tl.maximum(peak, other_peak)
     safe = tl.where(both == float("-inf"), 0.0, both)
     mine, others = tl.exp2(peak - safe), tl.exp2(other_peak - safe)
@@ -235,7 +238,7 @@ def merge_kernel(
     mass = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     first = (sequence.to(tl.int64) * KV_HEADS + kv_head) * parts * BLOCK_M
-    for part in range(0, spans):
+    for part in range(spans):
         at = first + part * BLOCK_M + pair
         part_peak = tl.load(peaks + at, mask=valid, other=float("-inf"))
         part_mass = tl.load(masses + at, mask=valid, other=0.0)
@@ -244,26 +247,59 @@ def merge_kernel(
     _store_rows(out, acc, mass, row, head, valid, KV_HEADS * SHARE, HEAD_DIM, BLOCK_D)
 
 
-def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | None, tile: int) -> Tensor:
-    """q [T, H, D], unit stride over D -> [T, H, D] contiguous, in tiles of `tile` pairs or as many as share keys."""
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Pairs of (row, query head) of a tile, keys of one iteration, and the padded head size: powers of two."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """How `attend_kernel` is compiled. No fused multiply-add but the matrix units': how a compiler fuses must not
+        tell one way of merging from the other.
+        """
+        warps = 4 if self.block_m * self.block_d <= 64 * 64 else 8
+        return {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": False}
+
+
+def tiling(wide: bool, share: int, head_dim: int, itemsize: int) -> Tiling:
+    """For `share` query heads to a K/V head. Float32, which the matrix units do not multiply exactly, has small tiles
+    that registers can hold.
+    """
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    widest = 64 if block_d <= 128 else 32
+    block_m = widest if wide and itemsize < 4 else LEAST_TILE
+    block_n = max(16, min(64, 64 * 128 // block_d * 4 // itemsize**2))
+    return Tiling(max(block_m, triton.next_power_of_2(share)), block_n, block_d)
+
+
+def most_spans(longest: int, window: int | None, per_tile: int) -> int:
+    """How many spans a tile can see when no context is longer than `longest`."""
+    spans = triton.cdiv(longest, SPAN)
+    return spans if window is None else min(spans, (window + per_tile - 2) // SPAN + 2)
+
+
+def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | None, wide: bool) -> Tensor:
+    """q [T, H, D], unit stride over D -> [T, H, D] contiguous; `wide` tiles are for many rows of a sequence."""
     rows, heads, head_dim = q.shape
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
     sequences, table_width = step.block_tables.shape
     if rows == 0:
         return out
     share = heads // cache.kv_heads
-    block_m = max(tile, triton.next_power_of_2(share))
-    per_tile = block_m // share
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    tiles = tiling(wide, share, head_dim, q.element_size())
+    per_tile = tiles.block_m // share
     parts = most_spans(table_width * cache.block_size, window, per_tile)
-    peaks = torch.empty((2, sequences, cache.kv_heads, parts, block_m), dtype=torch.float32, device=q.device)
-    sums = torch.empty((sequences, cache.kv_heads, parts, block_m, block_d), dtype=torch.float32, device=q.device)
+    shape = (sequences, cache.kv_heads, parts, tiles.block_m)
+    peaks, masses = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
+    sums = torch.empty((*shape, tiles.block_d), dtype=torch.float32, device=q.device)
     seen, windowed = (0, False) if window is None else (window, True)
-    # no fused multiply-add but the matrix units': how a compiler fuses must not tell one way of merging from the other
     attend_kernel[(rows // per_tile + sequences, cache.kv_heads, parts)](
         out,
-        peaks[0],
-        peaks[1],
+        peaks,
+        masses,
         sums,
         q,
         cache.keys,
@@ -281,21 +317,19 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
         share,
         head_dim,
         cache.block_size,
-        block_m,
-        keys_at_once(block_d),
-        block_d,
+        tiles.block_m,
+        tiles.block_n,
+        tiles.block_d,
         triton.next_power_of_2(sequences),
         SPAN,
         windowed,
-        num_warps=4 if block_m * block_d <= 64 * 64 else 8,
-        num_stages=2,
-        enable_fp_fusion=False,
+        **tiles.options,
     )
     if parts > 1:
         merge_kernel[(sequences, cache.kv_heads)](
             out,
-            peaks[0],
-            peaks[1],
+            peaks,
+            masses,
             sums,
             step.query_starts,
             step.context_lens,
@@ -304,22 +338,10 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
             cache.kv_heads,
             share,
             head_dim,
-            block_m,
-            block_d,
+            tiles.block_m,
+            tiles.block_d,
             SPAN,
             windowed,
-            num_warps=4,
-            enable_fp_fusion=False,
+            **tiles.options,
         )
     return out
-
-
-def keys_at_once(block_d: int) -> int:
-    """BLOCK_N: keys of one iteration; by head size alone."""
-    return 64 if block_d <= 128 else 32
-
-
-def most_spans(longest: int, window: int | None, per_tile: int) -> int:
-    """How many spans a tile can see when no context is longer than `longest`."""
-    spans = triton.cdiv(longest, SPAN)
-    return spans if window is None else min(spans, (window + per_tile - 2) // SPAN + 2)

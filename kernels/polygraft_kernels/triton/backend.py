@@ -29,6 +29,8 @@ from polygraft_kernels.triton.kv import TritonCache
 from polygraft_kernels.triton.tiles import FixedGroups, tensor_of, tiles_of
 
 DTYPES = frozenset({torch.float32, torch.bfloat16})
+LONG_CHUNK = 32
+"""Rows beyond one a sequence from which wider tiles of attention pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,9 @@ class TritonLinear(PackedLinear):
 
 
 class TritonBackend(Backend):
-    """The fast choice at every number of rows: `linear` is torch's (cuBLAS, hipBLASLt), up to four rows of an adapter are
-    multiplied as vectors, long chunks attend in wider tiles. So a row's rounding may depend on how many rows there are;
-    `InvariantBackend` gives that up for speed.
+    """The fast choice at every number of rows: `linear` is torch's (cuBLAS, hipBLASLt), up to four rows of an adapter
+    are multiplied as vectors, long chunks attend in wider tiles. So a row's rounding may depend on how many rows there
+    are; `InvariantBackend` gives speed for that.
     """
 
     name: ClassVar[str] = "triton"
@@ -58,6 +60,11 @@ class TritonBackend(Backend):
         self.dtypes = DTYPES
         self._bound = RankBound()
         self._latest: tuple[LoraGroups, Tensor] | None = None
+
+    @property
+    def captures(self) -> bool:
+        """Whether a step's kernels can be captured in a graph: the interpreter has none."""
+        return self.device.type == "cuda"
 
     @property
     def capture_key(self) -> int:
@@ -106,7 +113,7 @@ class TritonBackend(Backend):
         assert isinstance(cache, TritonCache)
         fits = q.dim() == 3 and q.shape[2] == cache.head_dim and q.shape[1] % cache.kv_heads == 0
         require(fits, f"q {list(q.shape)} does not fit {cache.kv_heads} K/V heads of {cache.head_dim}")
-        return attention.attention(q, cache, step, window, self._attention_tile(q.shape[0], step))
+        return attention.attention(q, cache, step, window, self._wide_tiles(q.shape[0], step.context_lens.shape[0]))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         require(x.dim() <= 3 and x.stride(-1) == 1, "rms_norm takes rows, or heads of rows, with unit stride")
@@ -175,9 +182,9 @@ class TritonBackend(Backend):
             self._latest = (groups, tensor_of(tiles_of(groups), self.device))
         return self._latest[1]
 
-    def _attention_tile(self, rows: int, step: StepTensors) -> int:
-        long_chunks = rows >= attention.WIDE_TILE + step.context_lens.shape[0]
-        return attention.WIDE_TILE if long_chunks else attention.LEAST_TILE
+    def _wide_tiles(self, rows: int, sequences: int) -> bool:
+        """Whether there are long chunks."""
+        return rows >= sequences + LONG_CHUNK
 
     @staticmethod
     def _weight(x: Tensor, weight: PackedLinear) -> TritonLinear:
@@ -197,5 +204,5 @@ class InvariantBackend(TritonBackend):
         packed = self._weight(x, weight)
         return linear.linear(x, packed.weight, packed.bias, x.dtype)
 
-    def _attention_tile(self, rows: int, step: StepTensors) -> int:
-        return attention.LEAST_TILE
+    def _wide_tiles(self, rows: int, sequences: int) -> bool:
+        return False

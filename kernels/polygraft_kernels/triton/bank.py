@@ -80,6 +80,11 @@ class TritonBank(LoraBank):
         """Whether every row of every B starts at a multiple of 16 elements."""
         return all(width % 16 == 0 for width in self.segments)
 
+    @property
+    def elements(self) -> int:
+        """What all slots' matrices hold."""
+        return sum(p.a.numel() + p.b.numel() for pairs in self._slots for p in pairs if p is not None)
+
     def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
         check_pairs(self, slot, pairs)
         packed = tuple(None if pair is None else self._pack(pair) for pair in pairs)

@@ -1,4 +1,4 @@
-"""A step whose tensors stay where they are, for a captured graph to read: each replay finds the numbers of its own step."""
+"""A step whose tensors stay where they are: each replay of a captured graph finds the numbers of its own step there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from polygraft_kernels.triton.tiles import NO_TILE, FixedGroups, most_tiles, ten
 
 
 class FixedStep:
-    """Room for `rows` sequences of one row each, with `blocks` blocks. Rows without a sequence compute nothing of use and
-    store nothing: they own no rows of `query_starts`, their slot mapping is -1, and no tile covers them.
+    """Room for `rows` sequences of one row each, with `blocks` blocks. Rows without a sequence compute nothing of use
+    and store nothing: they own no rows of `query_starts`, their slot mapping is -1, and no tile covers them.
     """
 
     def __init__(self, rows: int, blocks: int, adapters: bool, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Paged keys and values. A block holds each head's tokens side by side, so that one head's span is read in one piece."""
+"""Paged keys and values. A block holds each head's tokens side by side: one head's keys are read in one piece."""
 
 from __future__ import annotations
 

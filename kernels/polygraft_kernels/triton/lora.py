@@ -1,11 +1,11 @@
 """y[t, seg] += scale * B_seg (A_seg x[t]) for the rows of every tile and every segment its slot holds.
 
-Shrink: v[s, t, seg, :r] = A_seg[:, split s of K] x[t, split s], float32; K is split at fixed lengths so that few rows still
-keep many processors busy. Expand: y[t, n] += scale * sum_r (sum_s v[s, t, seg, r]) B_seg[n, r], the splits in order.
-Both read an adapter's exact rank from the bank; programs of absent modules and of tiles of no slot stop at once.
+Shrink: v[s, t, seg, :r] = A_seg[:, split s of K] x[t, split s], float32; K is split at fixed lengths so that few rows
+still keep many processors busy. Expand: y[t, n] += scale * sum_r (sum_s v[s, t, seg, r]) B_seg[n, r], the splits in
+order. Both read an adapter's exact rank from the bank; programs of absent modules and of tiles of no slot stop at once.
 
-A tile of few rows multiplies vectors (a GEMV for up to `few` rows, A and B read once), one of more uses the matrix units.
-The two sum in different orders; `few` = 0 leaves only the second.
+A tile of few rows multiplies vectors (a GEMV for up to `few` rows, A and B read once), one of more uses the matrix
+units. The two sum in different orders; `few` = 0 leaves only the second.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SPLIT_K = 1024
 BLOCK_K = 128
 BLOCK_R = 16
 GEMV_ROWS = 4
+SHRINK_WARPS, EXPAND_WARPS = 4, 8
 
 
 @triton.jit
@@ -131,7 +132,20 @@ def _add(y, y_stride, row, n, count, width, delta):
 
 @triton.jit
 def _expand_few(
-    v, v_stride, b, n, count, rank, rows, width, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, FEW: tl.constexpr
+    y,
+    y_stride,
+    v,
+    v_stride,
+    b,
+    n,
+    count,
+    rank,
+    rows,
+    width,
+    scale,
+    SPLITS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     row = tl.arange(0, FEW)
     sums = tl.zeros((FEW, n.shape[0]), tl.float32)
@@ -141,12 +155,25 @@ def _expand_few(
         mask = (r < rank)[:, None] & (n < width)[None, :]
         weight = tl.load(b + r[:, None] * width + n[None, :], mask=mask, other=0.0).to(tl.float32)
         sums += tl.sum(part[:, :, None] * weight[None, :, :], 1)
-    return sums
+    _add(y, y_stride, row, n, count, width, scale * sums)
 
 
 @triton.jit
 def _expand_many(
-    v, v_stride, b, n, count, rank, rows, width, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, TILE: tl.constexpr
+    y,
+    y_stride,
+    v,
+    v_stride,
+    b,
+    n,
+    count,
+    rank,
+    rows,
+    width,
+    scale,
+    SPLITS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     row = tl.arange(0, TILE)
     sums = tl.zeros((TILE, n.shape[0]), tl.float32)
@@ -156,7 +183,7 @@ def _expand_many(
         mask = (r < rank)[:, None] & (n < width)[None, :]
         weight = tl.load(b + r[:, None] * width + n[None, :], mask=mask, other=0.0)
         sums = product_of_sums(part, weight, sums)
-    return sums
+    _add(y, y_stride, row, n, count, width, scale * sums)
 
 
 @triton.jit
@@ -200,14 +227,11 @@ def expand_kernel(
     v += (first * SEGMENTS + segment) * bound
     v_stride = SEGMENTS * bound
     if FEW == 0:
-        delta = _expand_many(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, TILE)
-        _add(y, y_stride, tl.arange(0, TILE), n, count, width, scale * delta)
+        _expand_many(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, TILE)
     elif count <= FEW:
-        delta = _expand_few(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, FEW)
-        _add(y, y_stride, tl.arange(0, FEW), n, count, width, scale * delta)
+        _expand_few(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, FEW)
     else:
-        delta = _expand_many(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, TILE)
-        _add(y, y_stride, tl.arange(0, TILE), n, count, width, scale * delta)
+        _expand_many(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, TILE)
 
 
 def lora(y: Tensor, x: Tensor, bank: TritonBank, tiles: Tensor, few: int) -> None:
@@ -233,7 +257,7 @@ def lora(y: Tensor, x: Tensor, bank: TritonBank, tiles: Tensor, few: int) -> Non
         BLOCK_R,
         ROWS,
         few,
-        num_warps=4,
+        num_warps=SHRINK_WARPS,
     )
     expand_kernel[(tiles.shape[0], bank.blocks.shape[0])](
         y,
@@ -253,5 +277,5 @@ def lora(y: Tensor, x: Tensor, bank: TritonBank, tiles: Tensor, few: int) -> Non
         ROWS,
         few,
         bank.aligned,
-        num_warps=4,
+        num_warps=EXPAND_WARPS,
     )

@@ -1,7 +1,7 @@
 """Device functions that every kernel uses: products in float32, rounding, exact zeros.
 
-Triton's interpreter multiplies bfloat16 matrices wrongly and truncates float32 to bfloat16; both are worked round here and
-nowhere else.
+Triton's interpreter multiplies bfloat16 matrices wrongly and truncates float32 to bfloat16; both are worked round here
+and nowhere else.
 """
 
 from __future__ import annotations

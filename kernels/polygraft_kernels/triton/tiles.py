@@ -1,8 +1,8 @@
 """The tile list of a step: which rows of which adapter slot one program works on. Made on the host, from host integers.
 
-A tile is (slot, first row, rows): at most ROWS rows of one slot. How deep the work of a tile is, its adapter's exact rank,
-the kernels read from the bank. The list is compact: as many tiles as the rows need, whatever slots exist. Lists of a fixed
-length, for a captured graph, end with tiles of slot -1, at which a program stops at once.
+A tile is (slot, first row, rows): at most ROWS rows of one slot. How deep the work of a tile is, its adapter's exact
+rank, the kernels read from the bank. The list is compact: as many tiles as the rows need, whatever slots exist. Lists
+of a fixed length, for a captured graph, end with tiles of slot -1, at which a program stops at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FixedGroups(LoraGroups):
-    """Groups whose tile list lies in a buffer that later steps overwrite; slots and starts only say that there are some."""
+    """Groups whose tile list lies in a buffer that later steps overwrite; slots and starts only say that there are
+    some.
+    """
 
     tiles: Tensor
     """int32 [most_tiles(rows), 3]"""

@@ -1,0 +1,39 @@
+"""The kernels on host memory: a process that runs Triton's interpreter from its start holds them to the conformance suite,
+and to the tests in `interpreted/`. Some cases take too long there, for the interpreter runs a loop 500 times a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = ("test_any_mix_of_chunks", "test_deep_and_many_rows", "test_shapes_of_a_model")
+"""Whose kernels see the same kinds of work in other tests."""
+
+
+def interpreted(root: Path, *arguments: str) -> None:
+    """Run pytest in a process that interprets kernels; fails with what it says."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow", *arguments]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["attention", "layer", "linear", "lora", "pointwise", "sample"])
+def test_conformance(root: Path, room: str) -> None:
+    kinds = "triton" if room in {"linear", "lora"} else "triton and not invariant"
+    wanted = " and not ".join((kinds, *SLOW))
+    interpreted(root, f"tests/conformance/test_{room}.py", "-k", wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["engine", "graphs", "invariance", "bank"])
+def test_what_only_these_kernels_promise(root: Path, name: str) -> None:
+    interpreted(root, f"tests/kernels/triton/interpreted/test_{name}.py")
