@@ -22,11 +22,6 @@ from polygraft.tenancy.access import AccessPolicy
 from polygraft.tenancy.middleware import AuthMiddleware
 
 
-async def _database_trouble(_: Request, __: Exception) -> JSONResponse:
-    """What a client hears of it: 503, never 401 or 500."""
-    return respond(unavailable("The database does not answer.", code="dependency_unavailable"))
-
-
 def create_app(inference: Inference, policy: AccessPolicy, health_check: Health, metrics: Metrics) -> FastAPI:
     """Routes, errors, and around them authentication and the request log."""
     app = FastAPI(
@@ -37,11 +32,18 @@ def create_app(inference: Inference, policy: AccessPolicy, health_check: Health,
         # A redirect would send the client to a URL made from its own Host header.
         redirect_slashes=False,
     )
-    install_error_handlers(app)
-    app.add_exception_handler(SQLAlchemyError, _database_trouble)
+
+    async def database_trouble(_: Request, __: Exception) -> JSONResponse:
+        """503, never 401 or 500."""
+        refusal = unavailable("The database does not answer.", code="dependency_unavailable")
+        metrics.refusal(refusal)
+        return respond(refusal)
+
+    install_error_handlers(app, metrics.refusal)
+    app.add_exception_handler(SQLAlchemyError, database_trouble)
     app.include_router(build_router(inference))
     app.include_router(health.build_router(health_check))
     # The last one added is the outermost.
-    app.add_middleware(AuthMiddleware, policy=policy)
+    app.add_middleware(AuthMiddleware, policy=policy, refused=metrics.refusal)
     app.add_middleware(RequestLogMiddleware, count=metrics.response)
     return app

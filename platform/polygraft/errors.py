@@ -16,6 +16,10 @@ class ConfigError(PolygraftError):
     """
 
 
+class OptionError(ConfigError):
+    """An option's value is malformed: wrong usage of the command line, or of the environment that stands for it."""
+
+
 class ApiError(PolygraftError):
     """An answer other than success, as OpenAI's API words it."""
 
@@ -61,11 +65,19 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+LONGEST_ECHO = 100
+
+
+def shortened(text: str) -> str:
+    """A client's own words, fit to be told back: not many."""
+    return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}…"
+
+
 def model_not_found(model: str) -> ApiError:
     """404, in the same words whether the model does not exist or belongs to somebody else."""
     return ApiError(
         404,
-        f"The model `{model}` does not exist or you do not have access to it.",
+        f"The model `{shortened(model)}` does not exist or you do not have access to it.",
         param="model",
         code="model_not_found",
     )

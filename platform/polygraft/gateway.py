@@ -108,8 +108,10 @@ class _Gateway:
     options: tuple[AdapterOption, ...]
 
     async def background(self) -> None:
-        """Know the workers, and register the options' adapters once their model is known. Ends only by an error."""
-        await asyncio.gather(self.live.keep_fresh(), self._register())
+        """Know the workers, and register the options' adapters once their model is known. Ends only by an error, the
+        queue's included.
+        """
+        await asyncio.gather(self.live.keep_fresh(), self._register(), self.inference.queue.broken())
 
     async def _register(self) -> None:
         if self.options:

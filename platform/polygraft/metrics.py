@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, make_asgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from polygraft.queue.messages import WorkerStatus
+from polygraft.errors import ApiError
+from polygraft.queue.messages import LOAD_SECONDS, LoadTimes, WorkerStatus
 from polygraft.registry.live import LiveModels
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -32,6 +34,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._responses = self._counter("http_responses", "Answers of every route by status.", "status")
         self._requests = self._counter("requests", "Inference calls by how they ended.", "model", "status")
+        self._refusals = self._counter("refusals", "Requests that were refused, by reason.", "status", "reason")
         self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
         self._inter = self._histogram("inter_token_seconds", "Between two arrivals of tokens.", _STEP_SECONDS)
         self._whole = self._histogram("request_seconds", "From arrival to the end of the answer.", _SECONDS)
@@ -56,6 +59,10 @@ class Metrics:
     def response(self, status: int) -> None:
         """An answer of any route."""
         self._responses.labels(status).inc()
+
+    def refusal(self, error: ApiError) -> None:
+        """An answer that is an error of the API; its code is the reason, or its type where that says it all."""
+        self._refusals.labels(error.status, error.type if error.code is None else error.code).inc()
 
     def first_token(self, model: str, seconds: float) -> None:
         """See Observer."""
@@ -122,6 +129,7 @@ class _Workers(Collector):
         for (model, phase), seconds in sorted(spent.items()):
             phases.add_metric((model, phase), seconds)
         yield phases
+        yield _load_seconds(now.workers)
         for name, by_model in sorted(_sums(now.workers).items()):
             family: GaugeMetricFamily | CounterMetricFamily
             if name.endswith("_total"):
@@ -131,6 +139,21 @@ class _Workers(Collector):
             for model, value in sorted(by_model.items()):
                 family.add_metric((model,), value)
             yield family
+
+
+def _load_seconds(workers: Iterable[WorkerStatus]) -> Metric:
+    """How long adapters took from the blob store into a worker's memory."""
+    by_model: dict[str, LoadTimes] = {}
+    for worker in workers:
+        known = by_model.get(worker.model)
+        by_model[worker.model] = worker.adapter_loads if known is None else known + worker.adapter_loads
+    family = HistogramMetricFamily(
+        "polygraft_adapter_load_seconds", "From the blob store into a worker's memory.", labels=("model",)
+    )
+    for model, times in sorted(by_model.items()):
+        bounds = [*map(str, LOAD_SECONDS), "+Inf"]
+        family.add_metric((model,), list(zip(bounds, accumulate(times.counts), strict=True)), times.seconds)
+    return family
 
 
 def _sums(workers: Iterable[WorkerStatus]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from polygraft.errors import ConfigError
+from polygraft.errors import ConfigError, OptionError
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -86,8 +86,10 @@ class Settings(BaseSettings):
     """Where the model computes."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of weights and activations; auto: bfloat16 for models saved in half precision, else float32."""
-    kernels: Literal["auto", "reference", "native"] = "auto"
+    kernels: Literal["auto", "reference", "native", "triton"] = "auto"
     """Backend of the maths; a backend asked for by name that cannot run is an error."""
+    quantization: Literal["int8"] | None = None
+    """Keep the base model's matrices in 8 bits, made while loading; adapters stay as they are. Default: off."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of a worker; default: the machine's cores shared between the workers."""
     seed: int | None = None
@@ -147,15 +149,15 @@ def _explain(problem: ErrorDetails) -> str:
 
 
 def load(**options: Any) -> Settings:
-    """Settings from the command line's `options` (None: not given) over the environment. Raises ConfigError in the
-    caller's terms.
+    """Settings from the command line's `options` (None: not given) over the environment. Raises, in the caller's
+    terms, OptionError for a malformed value and ConfigError for values that contradict each other.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(problem) for problem in error.errors())) from None
+        raise OptionError("; ".join(_explain(problem) for problem in error.errors())) from None
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise OptionError(str(error)) from None
     settings.check()
     return settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -36,8 +37,8 @@ log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> None:
-    """Serve jobs until SIGTERM or SIGINT, then drain. Leaves by SystemExit: 0 done; 78 for what no restart can help,
-    told on stderr; 1 when Redis stayed away.
+    """Serve jobs until SIGTERM or SIGINT, then drain. Ends the process: 0 done; 78 for what no restart can help, told
+    on stderr; 1 when Redis stayed away.
     """
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -50,7 +51,9 @@ def run(settings: Settings) -> None:
     except QueueUnavailable as error:
         log.error("worker_failed", error=str(error))
         sys.exit(1)
-    sys.exit(0)
+    # Nothing is left to be done, and torch takes seconds to be taken apart.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Stop:
@@ -87,7 +90,7 @@ def _serve(settings: Settings, stop: _Stop) -> None:
         heartbeat = Heartbeat(vitals, beating.heartbeat, limits.beat)
         heartbeat.start()
         stack.callback(heartbeat.stop)
-        adapters = HostAdapters(_Loader(prepared, blobs), settings.max_cpu_loras)
+        adapters = HostAdapters(_Loader(prepared, blobs, vitals), settings.max_cpu_loras)
         stack.callback(adapters.close)
         engine = _load(prepared, adapters)
         loop = WorkerLoop(queue, engine, adapters, prepared.files.tokenizer(), vitals, settings.max_num_seqs)
@@ -137,16 +140,20 @@ class _Leaving:
 class _Loader:
     """Reads adapters out of the blob store, in the dtype that the engine computes in."""
 
-    def __init__(self, prepared: Prepared, blobs: BlobStore) -> None:
+    def __init__(self, prepared: Prepared, blobs: BlobStore, vitals: Vitals) -> None:
         self._prepared = prepared
         self._blobs = blobs
+        self._vitals = vitals
         self._dtype: torch.dtype = getattr(torch, prepared.options.dtype)
 
     def __call__(self, digest: str) -> AdapterWeights:
         """Raises AdapterError for a broken adapter, EngineError for one that is not there."""
         card = self._prepared.card
+        began = time.monotonic()
         try:
             folder = self._blobs.adapter_path(digest)
-            return load_adapter(folder, card.modules, card.max_lora_rank, self._dtype)
+            weights = load_adapter(folder, card.modules, card.max_lora_rank, self._dtype)
         except (BlobError, OSError) as error:
             raise EngineError(f"the adapter {digest} cannot be read: {error}") from error
+        self._vitals.adapter_loaded(time.monotonic() - began)
+        return weights

@@ -68,7 +68,7 @@ def prepare(settings: Settings, blobs: BlobStore) -> Prepared:
         modules=spec.module_shapes(_base_name(settings.model, folder)),
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
-        numerics_id=numerics_id(backend, dtype_name, folder),
+        numerics_id=numerics_id(backend, dtype_name, settings.quantization, folder),
     )
     return Prepared(options, card, spec, files)
 
@@ -79,6 +79,7 @@ def _options(settings: Settings) -> EngineOptions:
         device=settings.device,
         dtype=settings.dtype,
         kernels=settings.kernels,
+        quantization=settings.quantization,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -28,13 +28,37 @@ def refusal(error: InvalidRequest) -> JobError:
     return JobError(status=400, type="invalid_request_error", code=error.code, message=str(error), param=error.param)
 
 
-def broken_adapter(error: BaseException) -> JobError:
-    """400 with the list of what is wrong with the adapter; 500 if it is not the adapter's fault."""
+def broken_adapter(name: str | None, error: BaseException) -> JobError:
+    """422 with the list of what is wrong with the adapter; 500 if it is not the adapter's fault."""
     if isinstance(error, AdapterError):
-        return JobError(
-            status=400, type="invalid_request_error", code="invalid_adapter", message=str(error), param="model"
-        )
-    return JobError(status=500, type="server_error", code=None, message="The adapter could not be loaded.")
+        problems = [
+            {"tensor" if "lora_" in problem.where else "field": problem.where, "problem": problem.problem,
+             "hint": problem.hint}
+            for problem in error.problems
+        ]  # fmt: skip
+        return _invalid_adapter(f"The adapter `{name}` cannot be served: {error}.", tuple(problems))
+    return JobError(status=500, type="server_error", code=None, message=f"The adapter `{name}` could not be loaded.")
+
+
+def overflow(name: str | None) -> JobError:
+    """What a computation ends with whose numbers are not finite: the adapter's doing if there is one."""
+    if name is None:
+        return FAILED
+    return _invalid_adapter(
+        f"The adapter `{name}` makes the model compute numbers that are not finite: its weights or its scale are too "
+        "large."
+    )
+
+
+def _invalid_adapter(message: str, problems: tuple[dict[str, str], ...] | None = None) -> JobError:
+    return JobError(
+        status=422,
+        type="invalid_request_error",
+        code="invalid_adapter",
+        message=message,
+        param="model",
+        errors=problems,
+    )
 
 
 def unprepared(claimed: ClaimedJob) -> Emission:

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from polygraft.queue.messages import JobError
 from polygraft.queue.worker import ClaimedJob, Emission, Verdicts
 from polygraft.worker_adapters import HostAdapters
-from polygraft.worker_jobs import FAILED, STOPPED, RunningJob, broken_adapter, refusal, unprepared
+from polygraft.worker_jobs import FAILED, STOPPED, RunningJob, broken_adapter, overflow, refusal, unprepared
 from polygraft.worker_vitals import Vitals
 from polygraft_engine.stats import EngineStats
-from polygraft_engine.types import Generation, InvalidRequest, StepOutput
+from polygraft_engine.types import NOT_FINITE, Generation, InvalidRequest, StepOutput
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +135,7 @@ class WorkerLoop:
                 self._jobs[each.job.id] = RunningJob.prepare(each, self._tokenizer)
             except Exception:
                 # Whatever is wrong with one job is not to end the others, nor the next worker that would claim it.
-                log.exception("job not prepared", job=each.job.id)
+                log.exception("job_not_prepared", job=each.job.id)
                 self._outbox.append(unprepared(each))
 
     def _start(self) -> None:
@@ -157,18 +157,18 @@ class WorkerLoop:
     def _add(self, job: RunningJob) -> None:
         digest = job.claimed.job.adapter
         if digest is not None and (failure := self._adapters.failure(digest)) is not None:
-            log.error("adapter not loaded", job=job.id, adapter=digest, error=str(failure))
-            self._send(job, job.fail(broken_adapter(failure)))
+            log.error("adapter_not_loaded", job=job.id, adapter=digest, error=str(failure))
+            self._send(job, job.fail(broken_adapter(job.claimed.job.adapter_name, failure)))
             return
         try:
             for generation in job.generations:
                 self._engine.add(generation)
                 self._by_generation[generation.id] = job
         except InvalidRequest as error:
-            log.info("job refused", job=job.id, param=error.param, code=error.code)
+            log.info("job_refused", job=job.id, param=error.param, code=error.code)
             self._send(job, job.fail(refusal(error)))
         except Exception:
-            log.exception("job not added", job=job.id)
+            log.exception("job_not_added", job=job.id)
             self._send(job, job.fail(FAILED))
         else:
             job.started = True
@@ -192,8 +192,8 @@ class WorkerLoop:
             if job is None:
                 continue
             if output.error is not None:
-                log.error("job failed", job=job.id, error=output.error)
-                self._send(job, job.fail(FAILED))
+                log.error("job_failed", job=job.id, error=output.error)
+                self._send(job, job.fail(self._blame(job, output.error)))
             elif self._push(job, output):
                 touched[job.id] = job
         for job in touched.values():
@@ -201,12 +201,15 @@ class WorkerLoop:
                 self._send(job, emission)
         return step_ended
 
+    def _blame(self, job: RunningJob, error: str) -> JobError:
+        return overflow(job.claimed.job.adapter_name) if error == NOT_FINITE else FAILED
+
     def _push(self, job: RunningJob, output: StepOutput) -> bool:
         """Turn tokens into text; False if that failed, and the job with it."""
         try:
             ended_by_text = job.push(output)
         except Exception:
-            log.exception("job's output failed", job=job.id)
+            log.exception("job_output_failed", job=job.id)
             self._send(job, job.fail(FAILED))
             return False
         if ended_by_text:
@@ -224,7 +227,7 @@ class WorkerLoop:
             self._work_queued = verdicts.work
             for id in verdicts.stale:
                 if (stale := self._jobs.get(id)) is not None:
-                    log.warning("job was taken away", job=id)
+                    log.warning("job_was_taken_away", job=id)
                     self._forget(stale)
             for id in verdicts.cancelled:
                 if (cancelled := self._jobs.get(id)) is not None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from polygraft.queue.messages import WorkerState, WorkerStatus
+from polygraft.queue.messages import LoadTimes, WorkerState, WorkerStatus
 from polygraft.queue.worker import QueueUnavailable
 from polygraft_engine.stats import EngineStats
 
@@ -39,11 +39,16 @@ class Vitals:
         self._steps = 0
         self._claimed = 0
         self._waited = 0.0
+        self._loads = LoadTimes()
 
     def claimed(self, waited: float) -> None:
         """A job was taken that had waited this many seconds in the queue."""
         self._claimed += 1
         self._waited += waited
+
+    def adapter_loaded(self, seconds: float) -> None:
+        """An adapter was read into host memory, on the thread that does so."""
+        self._loads += LoadTimes.of(seconds)
 
     def step_begins(self) -> None:
         """The engine starts to compute."""
@@ -80,6 +85,7 @@ class Vitals:
             stalled_seconds=0.0 if began is None else self._clock() - began,
             step_seconds=asdict(stats.all_steps) if stats is not None else {},
             steps=self._steps,
+            adapter_loads=self._loads,
             metrics={**self._waits(), **(_metrics(stats) if stats is not None else {})},
         )
 
@@ -126,4 +132,4 @@ class Heartbeat:
             try:
                 self._beat(self._vitals.status())
             except QueueUnavailable as error:
-                log.warning("no heartbeat", error=str(error))
+                log.warning("no_heartbeat", error=str(error))

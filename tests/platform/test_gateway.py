@@ -25,6 +25,7 @@ from polygraft.db import sqlite_url
 from polygraft.listener import Listeners, listen, port_of
 from polygraft.queue.messages import ChoiceDelta, JobEvent, Usage, WorkerState, WorkerStatus
 from polygraft.queue.worker import Emission, WorkerQueue
+from polygraft.supervisor import CONFIG_EXIT_CODE
 from polygraft.valkey import PrivateValkey
 from polygraft_migrations import upgrade
 
@@ -211,6 +212,6 @@ def test_bad_adapters_end_the_gateway_with_all_of_their_names(deployment: Deploy
     options = [f"--adapter={name}={deployment.folder / name}" for name in ("empty", "merged")]
     gateway = deployment.gateway(*options)
     _, log = gateway.process.communicate(timeout=60)
-    assert gateway.process.returncode == 78
+    assert gateway.process.returncode == CONFIG_EXIT_CODE
     for name in ("empty", "merged"):
         assert f"the adapter {name!r} in {deployment.folder / name} cannot be served:" in log

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from polygraft.blobs import BlobStore
 from polygraft.queue.gateway import GatewayQueue, JobStream
 from polygraft.queue.messages import Job, JobEvent
+from polygraft.supervisor import CONFIG_EXIT_CODE
 from polygraft.valkey import PrivateValkey
 from polygraft_adapters.inspection import inspect_adapter
 from polygraft_engine.llm import LLM
@@ -99,7 +100,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 async def gateway(running: Running) -> AsyncIterator[GatewayQueue]:
     queue = await GatewayQueue.connect(running.redis_url, f"g{time.time()}")
     async with asyncio.timeout(60):
-        while "tiny" not in await queue.ready_models():
+        while ("tiny", "ready") not in {(worker.model, worker.state) for worker in await queue.workers()}:
             assert running.process.poll() is None
             await asyncio.sleep(0.05)
     yield queue
@@ -161,12 +162,13 @@ async def test_base_and_adapters_answer_as_the_engine_alone(running: Running, ga
         for name in names
     ]
     answers = [await events_of(stream) for stream in streams]
-    for name, stream, events in zip(names, streams, answers, strict=True):
+    for name, events in zip(names, answers, strict=True):
         [alone] = running.offline.generate(prompt, GREEDY, None if name is None else running.model.parent / name)
         tokens = tuple(token for event in events for delta in event.deltas for token in delta.token_ids)
         assert (text_of(events), tokens) == (alone.text, alone.token_ids), name
-        assert stream.usage is not None
-        assert (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (30, 12)
+        usage = events[-1].usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (30, 12)
         assert [delta.finish_reason for delta in events[-1].deltas] == ["length"]
     assert len({text_of(events) for events in answers}) == 4
 
@@ -178,8 +180,9 @@ async def test_prompts_count_once_whatever_n_is(gateway: GatewayQueue) -> None:
     events = await events_of(stream)
     ended = [delta.index for event in events for delta in event.deltas if delta.finish_reason is not None]
     assert sorted(ended) == [0, 1, 2, 3, 4, 5]
-    assert stream.usage is not None
-    assert (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (5, 72)
+    usage = events[-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 72)
     assert len({text_of(events, index) for index in range(3)}) == 3
 
 
@@ -219,8 +222,9 @@ async def test_cancelling_frees_everything_and_aborts_once(gateway: GatewayQueue
         events = [first.event, *await events_of(stream)]
         finishes = [delta.finish_reason for event in events for delta in event.deltas if delta.finish_reason]
         assert finishes == ["abort", "abort"]
-        assert stream.usage is not None
-        assert 2 <= stream.usage.completion_tokens < 480
+        usage = events[-1].usage
+        assert usage is not None
+        assert 2 <= usage.completion_tokens < 480
     await idle(gateway)
 
 
@@ -239,7 +243,7 @@ async def test_other_models_may_not_take_the_name(running: Running, gateway: Gat
     save_tokenizer(model)
     process = start_worker(model, running.redis_url, tmp_path / "data")
     _, said = await asyncio.to_thread(process.communicate, timeout=60)
-    assert process.returncode == 78
+    assert process.returncode == CONFIG_EXIT_CODE
     assert "--served-model-name" in said
 
 
@@ -260,7 +264,7 @@ async def test_sigterm_finishes_what_runs_and_leaves(running: Running, gateway: 
 def test_a_wrong_model_path_is_a_configuration_error(valkey: str, tmp_path: Path) -> None:
     process = start_worker(tmp_path / "nowhere", valkey, tmp_path / "data")
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 78
+    assert process.returncode == CONFIG_EXIT_CODE
     assert "nowhere does not exist" in said
     assert "Traceback" not in said
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polygraft.errors import PolygraftError
+from polygraft.errors import OptionError, PolygraftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class _LazyCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group of `targets`. What the operator can put right ends with one line on stderr and exit code 1."""
+    """A group of `targets`. What the operator can put right ends with one line on stderr and exit code 1, a malformed
+    option with 2.
+    """
 
     targets: ClassVar[Sequence[Target]] = ()
 
@@ -57,4 +59,4 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except PolygraftError as error:
             typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(2 if isinstance(error, OptionError) else 1) from None

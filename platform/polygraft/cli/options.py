@@ -20,8 +20,8 @@ WHERE = ("data_dir", "database_url", "redis_url", "blob_store")
 LOGS = ("log_level", "log_format")
 HTTP = ("host", "port", "metrics_port", "auth", "adapter", "seed")
 ENGINE = (
-    "device", "dtype", "kernels", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-    "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras", "max_lora_rank",
+    "device", "dtype", "kernels", "quantization", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "block_size", "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras", "max_lora_rank",
 )  # fmt: skip
 
 MODEL_ARGUMENT = "model_argument"

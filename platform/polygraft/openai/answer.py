@@ -121,7 +121,13 @@ def failure(event: JobEvent) -> ApiError | None:
         error = event.error
         headers = {"Retry-After": "1"} if error.status in (429, 503) else None
         return ApiError(
-            error.status, error.message, type=error.type, param=error.param, code=error.code, headers=headers
+            error.status,
+            error.message,
+            type=error.type,
+            param=error.param,
+            code=error.code,
+            headers=headers,
+            errors=None if error.errors is None else list(error.errors),
         )
     if any(delta.finish_reason == "error" for delta in event.deltas):
         return internal_error()

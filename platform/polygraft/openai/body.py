@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,8 @@ from polygraft.openai.unsupported import refuse_unsupported
 
 MAX_BODY = 16 * 2**20
 """Bytes."""
+BODY_SILENCE = 30.0
+"""Seconds that a body may pause."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -21,7 +24,7 @@ Model = TypeVar("Model", bound=BaseModel)
 async def read_body(request: Request, model: type[Model]) -> Model:
     """The request's body as `model`; null means absent in every field of the body itself.
 
-    Raises ApiError: 400 for anything that is no such object, 413 past MAX_BODY.
+    Raises ApiError: 400 for anything that is no such object, 413 past MAX_BODY, 408 for a body that stops half-way.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -45,12 +48,25 @@ def parse(raw: bytes, model: type[Model]) -> Model:
 
 
 async def _read(request: Request) -> bytes:
+    too_large = ApiError(413, f"The body is larger than {MAX_BODY} bytes.", code="too_large")
+    # The HTTP parser lets nothing but a number through.
+    if int(request.headers.get("content-length", "0")) > MAX_BODY:
+        raise too_large
     received = bytearray()
+    parts = request.stream()
     try:
-        async for part in request.stream():
+        while True:
+            async with asyncio.timeout(BODY_SILENCE):
+                part = await anext(parts, None)
+            if part is None:
+                return bytes(received)
             received += part
             if len(received) > MAX_BODY:
-                raise ApiError(413, f"The body is larger than {MAX_BODY} bytes.", code="too_large")
+                raise too_large
     except ClientDisconnect:
         raise bad_request("The body ended early.") from None
-    return bytes(received)
+    except TimeoutError:
+        # What may still come of this body is not to be taken for the next request.
+        raise ApiError(
+            408, f"Nothing more of the body came for {BODY_SILENCE:g} seconds.", headers={"Connection": "close"}
+        ) from None

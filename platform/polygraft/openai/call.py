@@ -130,6 +130,7 @@ def _job(
         tenant=tenant,
         gateway=inference.gateway_id,
         adapter=resolved.digest,
+        adapter_name=resolved.label,
         prompts=tuple(prompt.ids for prompt in prompts),
         params=params,
         cache_namespace=tenant,

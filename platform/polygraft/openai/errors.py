@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
-from polygraft.errors import ApiError, bad_request
+from polygraft.errors import ApiError, bad_request, shortened
 from polygraft.respond import respond
 
 _PLACES = frozenset({"body", "query", "path", "header", "cookie"})
@@ -45,19 +45,19 @@ def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return bad_request(f"The body {problem}.")
 
 
-async def _on_api_error(_: Request, error: Exception) -> JSONResponse:
+def _api_error(_: Request, error: Exception) -> ApiError:
     assert isinstance(error, ApiError)
-    return respond(error)
+    return error
 
 
-async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+def _invalid(_: Request, error: Exception) -> ApiError:
     assert isinstance(error, RequestValidationError)
-    return respond(explain(error.errors()))
+    return explain(error.errors())
 
 
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
+def _http_error(request: Request, error: Exception) -> ApiError:
     assert isinstance(error, HTTPException)
-    call = f"{request.method} {request.scope['path']}"
+    call = f"{request.method} {shortened(request.scope['path'])}"
     if error.status_code == 404:
         answer = ApiError(404, f"There is no route {call}.", code="not_found")
     elif error.status_code == 405:
@@ -66,11 +66,24 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         answer = ApiError(error.status_code, str(error.detail))
     if error.headers is not None:
         answer.headers.update(error.headers)
-    return respond(answer)
+    return answer
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Have `app` answer every refusal in OpenAI's shape. What nobody foresaw is the request log's to answer."""
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+def install_error_handlers(app: FastAPI, refused: Callable[[ApiError], None] = lambda _: None) -> None:
+    """Have `app` answer every refusal in OpenAI's shape, and tell `refused` of it. What nobody foresaw is the request
+    log's to answer.
+    """
+
+    def answering(
+        read: Callable[[Request, Exception], ApiError],
+    ) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def answer(request: Request, error: Exception) -> Response:
+            refusal = read(request, error)
+            refused(refusal)
+            return respond(refusal)
+
+        return answer
+
+    app.add_exception_handler(ApiError, answering(_api_error))
+    app.add_exception_handler(RequestValidationError, answering(_invalid))
+    app.add_exception_handler(HTTPException, answering(_http_error))

@@ -74,9 +74,7 @@ class _Body:
         self.started = False
 
     async def keep_alive(self, silence: float) -> None:
-        """Write a comment after every `silence` seconds without a write, until cancelled: a timer for each silence rather
-        than one for each event.
-        """
+        """Write a comment after every `silence` seconds without a write, until cancelled. Events need no timer so."""
         while True:
             remaining = self._written + silence - time.monotonic()
             if remaining > 0:

@@ -1,9 +1,10 @@
-"""MessagePack of what travels; encoders and decoders are made once."""
+"""MessagePack of what travels, and JSON of cards; encoders and decoders are made once."""
 
 from __future__ import annotations
 
 import msgspec
 
+from polygraft.card import ModelCard
 from polygraft.queue.messages import Job, JobEvent, StepMessage, WorkerStatus
 
 _encoder = msgspec.msgpack.Encoder()
@@ -12,4 +13,5 @@ encode = _encoder.encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_event = msgspec.msgpack.Decoder(JobEvent).decode
 decode_step = msgspec.msgpack.Decoder(StepMessage).decode
+decode_card = msgspec.json.Decoder(ModelCard).decode
 decode_status = msgspec.msgpack.Decoder(WorkerStatus).decode

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from polygraft.card import ModelCard
 from polygraft.queue import keys
-from polygraft.queue.codec import decode_status
+from polygraft.queue.codec import decode_card, decode_status
 from polygraft.queue.messages import WorkerStatus
 
 
@@ -45,6 +45,3 @@ class Directory:
     async def _names(self, key: str) -> list[str]:
         members = await cast("Awaitable[set[bytes]]", self._redis.smembers(key))
         return sorted(member.decode() for member in members)
-
-
-decode_card = msgspec.json.Decoder(ModelCard).decode

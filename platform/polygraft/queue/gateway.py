@@ -61,7 +61,8 @@ class GatewayQueue:
         """Jobs to cancel of which Redis has not been told yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._broken = False
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Holds what a task behind this died of."""
         self._subscribed = asyncio.Event()
         self._submit = redis.register_script(scripts.source("submit"))
         self._cancel = redis.register_script(scripts.source("cancel"))
@@ -141,14 +142,9 @@ class GatewayQueue:
         """Every model known, by name: those with a live worker, ready or not, or that had one within a minute."""
         return await self._reached(self._directory.cards())
 
-    async def ready_models(self) -> frozenset[str]:
-        """The names of the models that a live worker is ready to serve."""
-        return frozenset(worker.model for worker in await self.workers() if worker.state == "ready")
-
-    async def workers(self, model: str | None = None) -> list[WorkerStatus]:
-        """The live workers, of `model` or of all."""
-        workers = await self._reached(self._directory.workers())
-        return [worker for worker in workers if model is None or worker.model == model]
+    async def workers(self) -> list[WorkerStatus]:
+        """The live workers."""
+        return await self._reached(self._directory.workers())
 
     async def depth(self) -> int:
         """How many jobs wait, of all models and tenants."""
@@ -157,9 +153,13 @@ class GatewayQueue:
     async def ping(self) -> bool:
         """Whether Redis answers and this gateway hears its news."""
         try:
-            return bool(await self._redis.ping()) and not self._broken
+            return bool(await self._redis.ping()) and not self._broken.done()
         except (RedisError, OSError):
             return False
+
+    async def broken(self) -> None:
+        """Wait until a task behind this dies, and raise what it died of. Only a new process is of use then."""
+        await asyncio.shield(self._broken)
 
     async def _reached(self, call: Awaitable[T]) -> T:
         """The call's answer, or ApiError 503."""
@@ -168,7 +168,7 @@ class GatewayQueue:
         except OutOfMemoryError as error:
             raise unavailable("The queue is out of memory.", retry_after=5) from error
         except (RedisError, OSError) as error:
-            log.warning("queue call failed", error=repr(error))
+            log.warning("queue_call_failed", error=repr(error))
             raise _unreachable() from error
 
     # Behind it
@@ -182,8 +182,9 @@ class GatewayQueue:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken = True
-            log.error("queue task died", exc_info=error)
+            log.error("queue_task_died", exc_info=error)
+            if not self._broken.done():
+                self._broken.set_exception(error)
 
     async def _listen(self) -> None:
         """Deliver what is published to this gateway, for ever. Each subscription after a broken connection makes the
@@ -196,7 +197,7 @@ class GatewayQueue:
                     await pubsub.subscribe(keys.CHANNEL + self.gateway_id)
                 message = await pubsub.get_message(timeout=1.0)
             except (RedisError, OSError) as error:
-                log.warning("queue connection lost", error=repr(error))
+                log.warning("queue_connection_lost", error=repr(error))
                 await asyncio.sleep(0.1)
                 continue
             if message is None:
@@ -238,13 +239,13 @@ class GatewayQueue:
                     state, events = await pipe.execute()
                 stream.deliver([decode_event(event) for event in events], None)
                 if not stream.ended and state in (None, b"done"):
-                    log.warning("job lost", job=job, state=state)
+                    log.warning("job_lost", job=job, state=state)
                     self._give_up(stream)
                 if not stream.behind:
                     break
         except (RedisError, OSError) as error:
             stream.behind = True
-            log.warning("record unread", job=job, error=repr(error))
+            log.warning("record_unread", job=job, error=repr(error))
         finally:
             stream.reading = False
         if stream.ended:
@@ -263,7 +264,7 @@ class GatewayQueue:
             try:
                 await self._beat()
             except (RedisError, OSError) as error:
-                log.warning("no heartbeat", error=repr(error))
+                log.warning("no_heartbeat", error=repr(error))
                 if time.monotonic() - reached > self._limits.outage:
                     for stream in list(self._streams.values()):
                         self._give_up(stream)
@@ -300,7 +301,7 @@ class GatewayQueue:
                 await self._cancel(args=[job, milliseconds(self._limits.record_ttl)])
             except (RedisError, OSError) as error:
                 self._to_cancel.add(job)
-                log.warning("cancel not sent", job=job, error=repr(error))
+                log.warning("cancel_not_sent", job=job, error=repr(error))
                 return
 
 

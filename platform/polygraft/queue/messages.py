@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal
 
 import msgspec
@@ -19,6 +20,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     adapter: str | None
     """The adapter's digest; None is the base model."""
+    adapter_name: str | None = None
+    """The adapter as its tenant knows it, for errors."""
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     cache_namespace: str
@@ -44,6 +47,8 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None
     message: str
     param: str | None = None
+    errors: tuple[dict[str, str], ...] | None = None
+    """What is wrong in detail, where there is more than one thing."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +91,29 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[JobEvent, ...]
 
 
+LOAD_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds by which loads of adapters are counted."""
+
+
+class LoadTimes(msgspec.Struct, frozen=True):
+    """How long loads of adapters took: how many up to each of LOAD_SECONDS and beyond the last, and all together."""
+
+    counts: tuple[int, ...] = (0,) * (len(LOAD_SECONDS) + 1)
+    seconds: float = 0.0
+
+    def __add__(self, other: LoadTimes) -> LoadTimes:
+        return LoadTimes(
+            tuple(mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)),
+            self.seconds + other.seconds,
+        )
+
+    @classmethod
+    def of(cls, seconds: float) -> LoadTimes:
+        """One load."""
+        bucket = bisect_left(LOAD_SECONDS, seconds)
+        return cls(tuple(int(at == bucket) for at in range(len(LOAD_SECONDS) + 1)), seconds)
+
+
 WorkerState = Literal["loading", "ready", "draining"]
 
 
@@ -109,5 +137,6 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: dict[str, float] = {}
     """Time spent in engine steps since start, by phase."""
     steps: int = 0
+    adapter_loads: LoadTimes = LoadTimes()
     metrics: dict[str, float] = {}
     """Counters and gauges for the metrics listener, by Prometheus name without the prefix."""

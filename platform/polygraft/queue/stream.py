@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from polygraft.queue.messages import ChoiceDelta, Job, JobError, JobEvent, Usage
+from polygraft.queue.messages import ChoiceDelta, Job, JobError, JobEvent
 
 _COALESCE_ABOVE = 64
 """Unread arrivals of a slow reader are merged into one when there are more than this."""
@@ -30,8 +30,6 @@ class JobStream:
 
     def __init__(self, job: Job, on_cancel: Callable[[JobStream], Awaitable[None]]) -> None:
         self.job = job
-        self.usage: Usage | None = None
-        """Set when the job has ended; None if it failed and nobody knows."""
         self.next_seq = 0
         self.ended = False
         """The final event has been delivered (it may not have been read yet)."""
@@ -80,7 +78,6 @@ class JobStream:
                 return
             self.next_seq += 1
             self.ended = event.final
-            self.usage = event.usage
             self._unread.append(Arrived(event, step_ended))
         if len(self._unread) > _COALESCE_ABOVE:
             self._unread = deque([Arrived(merge([arrived.event for arrived in self._unread]), None)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polygraft.errors import ApiError
@@ -10,11 +12,12 @@ from polygraft.tenancy.access import AccessPolicy
 
 
 class AuthMiddleware:
-    """Puts the Principal into `scope["state"]["principal"]` or answers with the policy's error."""
+    """Puts the Principal into `scope["state"]["principal"]` or answers with the policy's error and tells `refused`."""
 
-    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+    def __init__(self, app: ASGIApp, policy: AccessPolicy, refused: Callable[[ApiError], None]) -> None:
         self._app = app
         self._policy = policy
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -27,6 +30,7 @@ class AuthMiddleware:
         try:
             principal = await self._policy.admit(scope)
         except ApiError as error:
+            self._refused(error)
             await respond(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["principal"] = principal

@@ -16,6 +16,7 @@ from polygraft.cli.options import SECRETS
 from polygraft.listener import listen, port_of
 from polygraft.lock import locked
 from polygraft.settings import Settings
+from polygraft.supervisor import CONFIG_EXIT_CODE
 from polygraft_engine.models.architecture import supported_architectures
 
 
@@ -80,9 +81,31 @@ def test_wrong_usage_is_2_and_names_what_was_meant(arguments: list[str], says: s
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["serve", "m", "--port", "70000"], "--port 70000: "),
+        (["serve", "m", "--kv-cache-memory", "lots"], "write it like 2GiB"),
+        (["gateway", "--drain-timeout", "-1"], "--drain-timeout -1"),
+        (["worker", "m", "--threads", "0"], "--threads 0: "),
+    ],
+)
+def test_a_malformed_value_is_2_and_one_error_on_stderr(arguments: list[str], says: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+
+
+def test_a_malformed_value_in_the_environment_is_2_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYGRAFT_MAX_LORAS", "none")
+    result = run("serve", "m")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: --max-loras none: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         (["serve"], "which model?"),
-        (["serve", "m", "--port", "70000"], "--port 70000"),
-        (["serve", "m", "--kv-cache-memory", "lots"], "2GiB"),
         (["serve", "m", "--max-loras", "8", "--max-cpu-loras", "4"], "--max-cpu-loras 4 is less than --max-loras 8"),
         (["serve", "m", "--auth", "none", "--host", "0.0.0.0"], "loopback only"),
         (["serve", "m", "--adapter", "a=adapter b=adapter"], "is 'b' a second adapter"),
@@ -122,7 +145,7 @@ def test_what_the_operator_can_put_right_is_1_and_one_error_on_stderr(arguments:
 )
 def test_halves_that_no_restart_can_help_end_with_78(arguments: list[str], says: str) -> None:
     result = run(*arguments)
-    assert result.exit_code == 78, result.output
+    assert result.exit_code == CONFIG_EXIT_CODE, result.output
     assert says in result.stderr
 
 

@@ -112,7 +112,7 @@ async def test_a_slow_reader_gets_everything_merged_and_holds_up_nobody(
     assert len(events) < 100
     assert "".join(delta.text for event in events for delta in event.deltas) == "".join(f"{n} " for n in range(500))
     assert [token for event in events for delta in event.deltas for token in delta.token_ids] == list(range(500))
-    assert slow.usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=500)
+    assert events[-1].usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=500)
 
 
 # Workers
