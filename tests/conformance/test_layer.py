@@ -103,7 +103,7 @@ def test_against_the_reference(
     backend: Backend, dtype: torch.dtype, window: int | None, qk_norm: bool, groups: LoraGroups
 ) -> None:
     weights, x = Weights(dtype, qk_norm), random(26, HIDDEN, dtype=dtype)
-    reference = ReferenceBackend(torch.device("cpu"))
+    reference = ReferenceBackend(torch.get_default_device())
     expected = results(reference, weights, x, dtype, window, groups, composed=True)
     got = results(backend, weights, x, dtype, window, groups, composed=False)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2

@@ -1,5 +1,6 @@
-"""The kernels on host memory: a process that runs Triton's interpreter from its start holds them to the conformance suite,
-and to the tests in `interpreted/`. Some cases take too long there, for the interpreter runs a loop 500 times a second.
+"""The kernels on host memory: a process that interprets them holds them to the conformance suite and to `running/`.
+
+Some cases are left out, for the interpreter runs about 500 iterations of a loop a second.
 """
 
 from __future__ import annotations
@@ -36,4 +37,4 @@ def test_conformance(root: Path, room: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["engine", "graphs", "invariance", "bank"])
 def test_what_only_these_kernels_promise(root: Path, name: str) -> None:
-    interpreted(root, f"tests/kernels/triton/interpreted/test_{name}.py")
+    interpreted(root, f"tests/kernels/triton/running/test_{name}.py")

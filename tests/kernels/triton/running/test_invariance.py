@@ -33,7 +33,7 @@ def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def backend() -> InvariantBackend:
     torch.manual_seed(0)
-    return InvariantBackend(torch.device("cpu"))
+    return InvariantBackend(torch.get_default_device())
 
 
 def test_linear(backend: InvariantBackend, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""A step in fixed tensors, as a captured graph replays it, computes what the step alone computes, for any adapter mix."""
+"""A step in fixed tensors, as a captured graph replays it, computes what the step alone does, for any adapter mix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, INPUTS, SEGMENTS, BLOCKS = 8, 40, (32, 16), 48
 @pytest.fixture
 def backend() -> TritonBackend:
     torch.manual_seed(0)
-    return TritonBackend(torch.device("cpu"))
+    return TritonBackend(torch.get_default_device())
 
 
 def bank_of(backend: TritonBackend, ranks: Sequence[int]) -> LoraBank:
@@ -62,7 +62,7 @@ def compute(backend: TritonBackend, x: Tensor, bank: LoraBank, cache: TritonCach
 
 def test_replays_of_different_mixes(backend: TritonBackend) -> None:
     bank = bank_of(backend, (4, 1, 16, 7))
-    fixed = FixedStep(ROWS, BLOCKS, True, torch.device("cpu"))
+    fixed = FixedStep(ROWS, BLOCKS, True, torch.get_default_device())
     mixes = [
         ((5, 300, 17), LoraGroups((0, 3), (1, 2, 3))),
         ((1, 2, 3, 4, 5, 6, 7, 8), LoraGroups((0, 1, 2, 3), (0, 2, 4, 6, 8))),
