@@ -1,8 +1,8 @@
 """Everything to find out on a machine with a GPU: `python scripts/gpu_check.py [--model FOLDER] [--json FILE]`.
 
 Conformance of the Triton kernels on the device; each operation's time against the larger of its floors in bytes and
-FLOP, by ceilings measured in the same run; what adapters cost beside their base, by batch, popularity and rank; tokens a
-second of a whole engine, with captured graphs and without; FlashInfer's attention beside ours where it is installed.
+FLOP, by ceilings measured in the same run; what adapters cost beside their base, by batch, popularity and rank; tokens
+a second of a whole engine, with captured graphs and without; FlashInfer's attention beside ours where it is installed.
 Prints a table, writes JSON. Exit code 1: conformance fails; 2: there is no GPU. `--smoke` runs it at tiny shapes in
 Triton's interpreter.
 """

@@ -26,6 +26,7 @@ from polygraft_kernels.triton import attention, kv, linear, lora, pointwise
 from polygraft_kernels.triton.bank import RankBound, TritonBank
 from polygraft_kernels.triton.fixed import FixedStep
 from polygraft_kernels.triton.kv import TritonCache
+from polygraft_kernels.triton.place import place
 from polygraft_kernels.triton.tiles import FixedGroups, tensor_of, tiles_of
 
 DTYPES = frozenset({torch.float32, torch.bfloat16})
@@ -120,8 +121,7 @@ class TritonBackend(Backend):
         return pointwise.rms_norm(x, weight, eps)
 
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
-        shape = (2, q.shape[2] // 2)
-        require(tuple(table.shape[1:]) == shape, f"a rope table of {list(table.shape)} is not [P, 2, {shape[1]}]")
+        self._check_rope(q.shape[2], table)
         pointwise.rope(q, k, positions, table)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -143,7 +143,9 @@ class TritonBackend(Backend):
         step: StepTensors,
         rope_table: Tensor,
     ) -> Tensor:
-        """All layers; each residual sum and the norm after it are one pass, also across layers."""
+        """All layers; a residual sum and the norm after it are one pass, across layers too, and so is all that happens
+        between the q/k/v projection and attention.
+        """
         normed = self.rms_norm(x, layers[0].input_norm, layers[0].eps)
         following = [*(layer.input_norm for layer in layers[1:]), None]
         for layer, cache, next_norm in zip(layers, caches, following, strict=True):
@@ -160,17 +162,12 @@ class TritonBackend(Backend):
     def _attend(
         self, normed: Tensor, layer: DecoderLayer, cache: KVCache, step: StepTensors, rope_table: Tensor
     ) -> Tensor:
-        rows = normed.shape[0]
-        q_width, kv_width = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        assert isinstance(cache, TritonCache)
+        rows, q_width = normed.shape[0], layer.heads * layer.head_dim
+        self._check_rope(layer.head_dim, rope_table)
         qkv = self.lora_linear(normed, layer.qkv, step.groups)
+        place(qkv, layer, cache, step, rope_table)
         q = qkv[:, :q_width].view(rows, layer.heads, layer.head_dim)
-        k = qkv[:, q_width : q_width + kv_width].view(rows, layer.kv_heads, layer.head_dim)
-        v = qkv[:, q_width + kv_width :].view(rows, layer.kv_heads, layer.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self.rms_norm(q, layer.q_norm, layer.eps)
-            k = self.rms_norm(k, layer.k_norm, layer.eps)
-        self.rope(q, k, step.positions, rope_table)
-        self.store_kv(k, v, cache, step.slot_mapping)
         return self.attention(q, cache, step, layer.window).view(rows, q_width)
 
     def _tiles(self, groups: LoraGroups, bank: LoraBank, rows: int) -> Tensor:
@@ -185,6 +182,11 @@ class TritonBackend(Backend):
     def _wide_tiles(self, rows: int, sequences: int) -> bool:
         """Whether there are long chunks."""
         return rows >= sequences + LONG_CHUNK
+
+    @staticmethod
+    def _check_rope(head_dim: int, table: Tensor) -> None:
+        half = head_dim // 2
+        require(tuple(table.shape[1:]) == (2, half), f"a rope table of {list(table.shape)} is not [P, 2, {half}]")
 
     @staticmethod
     def _weight(x: Tensor, weight: PackedLinear) -> TritonLinear:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from triton import JITFunction
 
-from polygraft_kernels.triton import attention, kv, linear, lora, pointwise
+from polygraft_kernels.triton import attention, kv, linear, lora, place, pointwise
 from polygraft_kernels.triton.tiles import ROWS
 
 
@@ -80,6 +80,21 @@ def _pointwise(element: str) -> Iterator[Variant]:
             **strides,
         },
         {"HALF": 64, "BLOCK": 64, "BLOCK_H": pointwise.HEADS},
+        {"num_warps": 4},
+    )
+    yield Variant(
+        f"place {element}",
+        place.place_kernel,
+        {
+            **_pointers(element, "qkv", "keys", "values"),
+            "positions": "*i64",
+            "slot_mapping": "*i64",
+            "table": "*fp32",
+            **_pointers(element, "q_norm", "k_norm"),
+            "eps": "fp32",
+            **_ints("heads", "row_stride"),
+        },
+        {"KV_HEADS": 8, "HALF": 64, "BLOCK": 64, "BLOCK_H": pointwise.HEADS, "BLOCK_SIZE": 16, "NORMED": True},
         {"num_warps": 4},
     )
     yield Variant(
