@@ -40,7 +40,7 @@ def die_with_parent() -> None:
 
 def step_back(nice: int) -> None:
     """Lower the calling process's claim to processors, and that of its children to be."""
-    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    os.nice(nice)
     # With autogroups (sched(7)) that counts within the session only, and sessions among each other have their own.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(nice))

@@ -15,7 +15,7 @@ import structlog
 from polygraft.card import ModelCard
 from polygraft.db import Base, Database, sqlite_url
 from polygraft.errors import unavailable
-from polygraft.queue.messages import WorkerState, WorkerStatus
+from polygraft.queue.messages import LoadTimes, WorkerState, WorkerStatus
 from polygraft.valkey import PrivateValkey
 from polygraft_adapters.types import ModuleShapes
 
@@ -106,6 +106,7 @@ class FakeDirectory:
                 last_seen=0.0,
                 stalled_seconds=stalled,
                 steps=5,
+                adapter_loads=LoadTimes.of(0.05) + LoadTimes.of(0.25),
                 step_seconds={"forward": 0.4, "sample": 0.1},
                 metrics=metrics,
             )

@@ -308,6 +308,11 @@ async def test_the_metrics_are_on_their_own_listener(parts: Parts, client: httpx
     for line in (
         'polygraft_http_responses_total{status="200"} 1.0',
         'polygraft_http_responses_total{status="401"} 1.0',
+        'polygraft_refusals_total{reason="invalid_api_key",status="401"} 1.0',
+        'polygraft_refusals_total{reason="not_found",status="404"} 1.0',
+        'polygraft_adapter_load_seconds_bucket{le="0.05",model="base"} 1.0',
+        'polygraft_adapter_load_seconds_bucket{le="+Inf",model="base"} 2.0',
+        'polygraft_adapter_load_seconds_sum{model="base"} 0.3',
         'polygraft_requests_total{model="base",status="200"} 1.0',
         'polygraft_added_latency_seconds_bucket{le="0.002"} 1.0',
         'polygraft_cached_prompt_tokens_total{model="base"} 4.0',

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -129,3 +130,18 @@ def test_children_die_with_a_killed_parent() -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.02)
+
+
+async def test_a_child_can_step_back_for_others() -> None:
+    process = await spawn(replace(child(SLEEPER), nice=3))
+    try:
+        assert psutil.Process(process.pid).nice() == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+        assert autogroup(process.pid) in (None, 3)
+    finally:
+        await end(process, 0.0)
+
+
+def autogroup(pid: int) -> int | None:
+    """The nice value of the process's session, where sessions have one."""
+    told = Path(f"/proc/{pid}/autogroup")
+    return int(told.read_text().rpartition(" ")[2]) if told.exists() else None

@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from polygraft.queue.gateway import GatewayQueue, JobStream
-from polygraft.queue.messages import Job, JobEvent, Usage
+from polygraft.queue.messages import LOAD_SECONDS, Job, JobEvent, Usage
 from polygraft.queue.worker import WorkerQueue
 from polygraft.worker_adapters import HostAdapters
 from polygraft.worker_loop import WorkerLoop
 from polygraft.worker_vitals import Heartbeat, Vitals
+from polygraft_adapters.types import AdapterError, Problem
 from polygraft_engine.plan import SchedulerStats
 from polygraft_engine.stats import EngineStats, StepPhases
-from polygraft_engine.types import EngineError, Generation, InvalidRequest, SamplingParams, StepOutput
+from polygraft_engine.types import NOT_FINITE, EngineError, Generation, InvalidRequest, SamplingParams, StepOutput
 
 A = 3
 """The token of the letter a."""
@@ -33,8 +35,9 @@ class ScriptedEngine:
     done: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     fault: Exception | None = None
-    failing: set[str] = field(default_factory=set)
-    """Adapters whose sequences end with an error."""
+    failing: set[str | None] = field(default_factory=set)
+    """Adapters (None: the base) whose sequences end with `failure`."""
+    failure: str = "secret detail"
 
     @property
     def has_work(self) -> bool:
@@ -56,7 +59,7 @@ class ScriptedEngine:
         for id, generation in list(self.live.items()):
             if generation.adapter in self.failing and self.done[id] > 0:
                 del self.live[id]
-                outputs.append(StepOutput(id=id, finish_reason="error", error="secret detail"))
+                outputs.append(StepOutput(id=id, finish_reason="error", error=self.failure))
                 continue
             self.done[id] += 1
             ended = self.done[id] == generation.params.max_tokens
@@ -106,6 +109,8 @@ def load(digest: str) -> Weights:
     time.sleep(0.05)
     if digest == "broken":
         raise EngineError("secret path")
+    if digest == "wrong":
+        raise AdapterError([Problem("r", "is too large", "smaller"), Problem("q_proj.lora_A.weight", "is missing")])
     return Weights()
 
 
@@ -380,3 +385,46 @@ async def test_the_heart_beats_beside_the_loop(valkey: str, rig: Rig) -> None:
     heartbeat.stop()
     beating.close()
     assert [(worker.model, worker.state) for worker in await rig.gateway.workers()] == [("m", "ready")]
+
+
+async def test_an_adapter_whose_numbers_overflow_is_named(rig: Rig, make_job: MakeJob) -> None:
+    rig.engine.failing, rig.engine.failure = {None, "x"}, NOT_FINITE
+    grafted = await rig.gateway.open(msgspec.structs.replace(make_job(adapter="x"), adapter_name="tuned@v2"))
+    base = await rig.gateway.open(make_job())
+    while not rig.loop.busy:
+        await rig.turns(1)
+    await rig.until_done()
+    error = (await events_of(grafted))[-1].error
+    assert error is not None
+    assert (error.status, error.code, error.param) == (422, "invalid_adapter", "model")
+    assert "`tuned@v2`" in error.message
+    error = (await events_of(base))[-1].error
+    assert error is not None
+    assert (error.status, error.code) == (500, None)
+
+
+async def test_an_adapter_that_is_wrong_is_422_with_all_that_is_wrong(rig: Rig, make_job: MakeJob) -> None:
+    stream = await rig.gateway.open(msgspec.structs.replace(make_job(adapter="wrong"), adapter_name="tuned@v2"))
+    await rig.turns(1)
+    await rig.until_done()
+    [event] = await events_of(stream)
+    assert event.error is not None
+    assert (event.error.status, event.error.code) == (422, "invalid_adapter")
+    assert "`tuned@v2`" in event.error.message
+    assert event.error.errors == (
+        {"field": "r", "problem": "is too large", "hint": "smaller"},
+        {"tensor": "q_proj.lora_A.weight", "problem": "is missing", "hint": ""},
+    )
+
+
+def test_loads_of_adapters_are_counted_by_how_long_they_took() -> None:
+    vitals = Vitals("w", "m")
+    for seconds in (0.004, 0.005, 0.3, 99.0):
+        vitals.adapter_loaded(seconds)
+    loads = vitals.status().adapter_loads
+    assert dict(zip((*LOAD_SECONDS, None), loads.counts, strict=True)) == dict.fromkeys((*LOAD_SECONDS, None), 0) | {
+        0.005: 2,
+        0.5: 1,
+        None: 1,
+    }
+    assert loads.seconds == pytest.approx(99.309)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from tokenizers import Tokenizer
 
+from polygraft.openai import body as body_module
 from polygraft.openai.body import MAX_BODY
 
 from .fakes import FakeWorker, error_of
@@ -135,3 +138,36 @@ async def test_the_bodies_are_described(client: httpx.AsyncClient) -> None:
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert "model" in schema["required"]
         assert schema["$id"]
+
+
+async def test_a_body_that_says_to_be_too_large_is_not_read(client: httpx.AsyncClient) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        pytest.fail("it was asked for")
+        yield b""
+
+    headers = {"content-type": "application/json", "content-length": str(MAX_BODY + 1)}
+    answer = await client.post("/v1/completions", content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert error_of(answer.content)["code"] == "too_large"
+
+
+async def test_a_body_that_stops_half_way_ends_the_connection(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "BODY_SILENCE", 0.1)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"model":'
+        await asyncio.sleep(60)
+
+    answer = await client.post("/v1/completions", content=body(), headers={"content-type": "application/json"})
+    assert answer.status_code == 408
+    assert answer.headers["connection"] == "close"
+    assert error_of(answer.content)["type"] == "invalid_request_error"
+
+
+async def test_long_names_are_not_told_back_whole(client: httpx.AsyncClient) -> None:
+    for method, path in (("GET", "/v1/models/" + "x" * 20_000), ("GET", "/" + "x" * 20_000)):
+        answer = await client.request(method, path)
+        assert answer.status_code == 404
+        assert len(answer.content) < 400

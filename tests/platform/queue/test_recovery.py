@@ -375,3 +375,20 @@ async def test_nothing_is_left_behind(valkey: str, worker: WorkerQueue, make_job
         left = {key.decode() for key in client.scan_iter()}
     assert left == {keys.GATEWAYS, keys.REAPER, keys.CARDS, keys.CARD + MODEL}
     await gateway.close()
+
+
+async def test_a_task_that_dies_is_told_to_whoever_can_start_anew(
+    gateway: GatewayQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telling = asyncio.create_task(gateway.broken())
+    assert await gateway.ping()
+    assert not telling.done()
+
+    async def bug() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gateway, "_beat", bug)
+    async with asyncio.timeout(5):
+        with pytest.raises(ZeroDivisionError):
+            await telling
+    assert not await gateway.ping()
