@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -37,8 +36,8 @@ log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> None:
-    """Serve jobs until SIGTERM or SIGINT, then drain. Ends the process: 0 done; 78 for what no restart can help, told
-    on stderr; 1 when Redis stayed away.
+    """Serve jobs until SIGTERM or SIGINT, then drain. Leaves by SystemExit: 0 done; 78 for what no restart can help,
+    told on stderr; 1 when Redis stayed away.
     """
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,9 +50,7 @@ def run(settings: Settings) -> None:
     except QueueUnavailable as error:
         log.error("worker_failed", error=str(error))
         sys.exit(1)
-    # Nothing is left to be done, and torch takes seconds to be taken apart.
-    sys.stderr.flush()
-    os._exit(0)
+    sys.exit(0)
 
 
 class _Stop:
