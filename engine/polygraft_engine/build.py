@@ -12,10 +12,11 @@ from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.memory import available_memory, pool_blocks
 from polygraft_engine.models.architecture import DTYPES, ModelSpec, read_spec
 from polygraft_engine.models.checkpoint import contents_digest
-from polygraft_engine.models.loading import Progress, load_decoder, no_progress, resolve_model
+from polygraft_engine.models.loading import PackWeight, Progress, load_decoder, no_progress, resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.types import EngineError, EngineLimits
 from polygraft_kernels.api import Backend, KernelError
+from polygraft_kernels.quantization import QUANTIZATIONS, quantize
 from polygraft_kernels.registry import choose
 
 HALF_PRECISION = ("bfloat16", "float16")
@@ -37,7 +38,8 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
     choice = choose(options.kernels, resolve_device(options.device), dtype)
     backend = choice.backend
     banks = AdapterBanks(backend, spec, options.max_loras, dtype)
-    decoder = load_decoder(folder, spec, backend, dtype, banks, max_model_len, on_progress)
+    pack = weight_packer(backend, options.quantization)
+    decoder = load_decoder(folder, spec, backend, dtype, pack, banks, max_model_len, on_progress)
     limits = EngineLimits(
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
@@ -60,7 +62,7 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         backend=backend.name,
         passed_over=choice.passed_over,
         dtype=dtype_name,
-        numerics_id=numerics_id(backend, dtype_name, folder),
+        numerics_id=numerics_id(backend, dtype_name, options.quantization, folder),
     )
     try:
         return Engine(decoder, banks, limits, adapters, info)
@@ -68,9 +70,19 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         raise EngineError(f"the {backend.name} kernels cannot make this KV cache: {error}") from error
 
 
-def numerics_id(backend: Backend, dtype_name: str, folder: Path) -> str:
-    """Equal for engines that compute equal outputs: backend, instruction set, dtype and model."""
-    return f"{_variant(backend)}/{dtype_name}/{contents_digest(folder)}"
+def weight_packer(backend: Backend, quantization: str | None) -> PackWeight:
+    """How the base model's matrices are kept. Raises EngineError for a quantization that nobody knows."""
+    if quantization is None:
+        return backend.pack_linear
+    if quantization not in QUANTIZATIONS:
+        raise EngineError(f"quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
+    return lambda weight, bias=None: backend.pack_int8(quantize(weight), bias)
+
+
+def numerics_id(backend: Backend, dtype_name: str, quantization: str | None, folder: Path) -> str:
+    """Equal for engines that compute equal outputs: backend, instruction set, dtype, quantization and model."""
+    weights = dtype_name if quantization is None else f"{dtype_name}+{quantization}"
+    return f"{_variant(backend)}/{weights}/{contents_digest(folder)}"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,6 +15,8 @@ class EngineOptions:
     dtype: str = "auto"
     """auto: bfloat16 for checkpoints in half precision, float32 for the others."""
     kernels: str = "auto"
+    quantization: str | None = None
+    """int8: the base model's matrices in 8 bits, made while loading. Adapters and embeddings keep `dtype`."""
     max_model_len: int | None = None
     """None: what the model was made for."""
     max_num_seqs: int = 64

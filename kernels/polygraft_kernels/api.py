@@ -16,6 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polygraft_kernels.quantization import Int8Weight
+
 
 class KernelError(Exception):
     """Base of every error this package raises."""
@@ -172,6 +174,12 @@ class Backend(ABC):
     @abstractmethod
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """weight [N, K], bias [N]; both are copied."""
+
+    def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> PackedLinear:
+        """The same for W[n, k] = scale[n] * q[n, k], which stay 8 bits in memory; the scale multiplies the sum over k.
+        Raises BackendUnavailable where the backend has no such product.
+        """
+        raise BackendUnavailable(f"the {self.name} kernels have no int8 weights")
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -17,10 +17,13 @@ from polygraft_engine.models.checkpoint import SHOWN, Checkpoint
 from polygraft_engine.models.decoder import Decoder
 from polygraft_engine.models.errors import ModelError, first_line
 from polygraft_engine.models.rope import rope_table
-from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear
+from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear, PackedLinear
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all) while a model loads."""
+
+PackWeight = Callable[[Tensor, Tensor | None], PackedLinear]
+"""weight [N, K], bias [N] or None -> as the backend keeps it."""
 
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -59,6 +62,7 @@ def load_decoder(
     spec: ModelSpec,
     backend: Backend,
     dtype: torch.dtype,
+    pack: PackWeight,
     banks: AdapterBanks,
     max_positions: int,
     on_progress: Progress = no_progress,
@@ -71,7 +75,7 @@ def load_decoder(
         layers: list[DecoderLayer] = []
         on_progress(0, spec.layers)
         for index, layer_banks in enumerate(banks.layers):
-            layers.append(_load_layer(checkpoint, spec, index, layer_banks, backend, dtype))
+            layers.append(_load_layer(checkpoint, spec, index, layer_banks, backend.device, dtype, pack))
             on_progress(index + 1, spec.layers)
         embedding = checkpoint.take("model.embed_tokens.weight", dtype).to(backend.device, copy=True)
         head = embedding if spec.tied else checkpoint.take("lm_head.weight", dtype)
@@ -82,7 +86,7 @@ def load_decoder(
             embedding=embedding,
             layers=tuple(layers),
             norm=checkpoint.take("model.norm.weight", dtype).to(backend.device, copy=True),
-            head=backend.pack_linear(head),
+            head=pack(head, None),
             rope=rope_table(spec.rope, spec.head_dim, max_positions).to(backend.device),
         )
         checkpoint.finish()
@@ -90,19 +94,25 @@ def load_decoder(
 
 
 def _load_layer(
-    checkpoint: Checkpoint, spec: ModelSpec, index: int, banks: LayerBanks, backend: Backend, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    index: int,
+    banks: LayerBanks,
+    device: torch.device,
+    dtype: torch.dtype,
+    pack: PackWeight,
 ) -> DecoderLayer:
     prefix = f"model.layers.{index}"
 
     def vector(name: str) -> Tensor:
         # a copy, so that no memory-mapped page outlives the file
-        return checkpoint.take(f"{prefix}.{name}.weight", dtype).to(backend.device, copy=True)
+        return checkpoint.take(f"{prefix}.{name}.weight", dtype).to(device, copy=True)
 
     def linear(projection: str, biased: bool, bank: LoraBank) -> LoraLinear:
         modules = [ModuleKey(index, target).path for target in PROJECTIONS[projection]]
         weight = torch.cat([checkpoint.take(f"{module}.weight", dtype) for module in modules])
         bias = torch.cat([checkpoint.take(f"{module}.bias", dtype) for module in modules]) if biased else None
-        return LoraLinear(backend.pack_linear(weight, bias), bank)
+        return LoraLinear(pack(weight, bias), bank)
 
     return DecoderLayer(
         input_norm=vector("input_layernorm"),

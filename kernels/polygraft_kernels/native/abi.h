@@ -7,10 +7,11 @@
 
 namespace pg {
 
-// y = x W^T + bias; W packed in panels (tile.h), bias in float32 or null.
+// y = x W^T + bias; W packed in panels (tile.h; of 8 bits with a scale per output: int8.h), bias and scale in float32.
 struct Linear {
     const void* weight;
-    const float* bias;
+    const float* bias;   // or null
+    const float* scale;  // or null
     int64_t inputs;
     int64_t outputs;
 };

@@ -29,6 +29,19 @@ struct Attention {
     long span() const { return Span % cache.block_size == 0 ? Span : cache.block_size; }
     long rows(long sequence) const { return step.query_starts[sequence + 1] - step.query_starts[sequence]; }
     long tiles(long sequence) const { return (rows(sequence) * share() + MaxQueries - 1) / MaxQueries; }
+
+    // The first span that a query at `position` sees.
+    long first_key(long position) const {
+        return window > 0 && position >= window ? (position - window + 1) / span() * span() : 0;
+    }
+};
+
+// Keys key .. end that come next, asked for while others are worked on.
+struct NextKeys {
+    const int32_t* blocks = nullptr;
+    long kv_head = 0;
+    long key = 0;
+    long end = 0;
 };
 
 template <int L, class T>
@@ -54,7 +67,7 @@ struct AttentionTile {
 
     // Query vector m is row first / share, head first % share of the sequence's rows.
     template <class Finish>
-    void run(long first_row, long first, long number, Finish finish) {
+    void run(long first_row, long first, long number, NextKeys next, Finish finish) {
         count = number;
         float scale = 1.0f / sqrtf(float(dim));
         long share = all.share();
@@ -70,14 +83,11 @@ struct AttentionTile {
             total[m] = Float<L>{};
         }
         long end = position[count - 1] + 1;
-        long begin = all.window > 0 && position[0] >= all.window ? position[0] - all.window + 1 : 0;
-        for (long key = begin / lds * lds; key < end; key += lds) {
+        for (long key = all.first_key(position[0]); key < end; key += lds) {
             long keys = end - key < lds ? end - key : lds;
-            prefetch(all.cache.values, key, keys);
-            prefetch(all.cache.keys, key + lds, end - key - lds < lds ? end - key - lds : lds);
             score_keys(key, keys);
             for (long m = 0; m < count; ++m) weigh(m, key, keys);
-            add_values(key, keys);
+            add_values(key, keys, key + lds < end ? NextKeys{blocks, kv_head, key + lds, end} : next);
         }
         for (long m = 0; m < count; ++m) {
             float inverse = 1.0f / sum<L>(total[m]);
@@ -91,25 +101,29 @@ private:
         return block_of<T>(base, all.cache, blocks[key / all.cache.block_size], kv_head);
     }
 
-    // Blocks lie anywhere: the processor cannot guess the next one, but we know it.
-    void prefetch(void* base, long key, long keys) const {
-        long bytes = all.cache.block_size * dim * long(sizeof(T));
-        for (long j = 0; j < keys; j += all.cache.block_size) {
-            const char* from = reinterpret_cast<const char*>(block(base, key + j));
-            for (long line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
-        }
+    // Part i of `parts` of a block, in as many stretches as a product of `depth` has. Blocks lie anywhere: the processor
+    // cannot guess the next one, but we know it.
+    Ahead part_of(const T* block, long i, long parts, long depth) const {
+        if (block == nullptr) return {};
+        long lines = all.cache.block_size * dim * long(sizeof(T)) / 64, mine = (lines + parts - 1) / parts;
+        long stretches = (depth + Stretch - 1) / Stretch;
+        return {reinterpret_cast<const char*>(block) + 64 * mine * i, (mine + stretches - 1) / stretches};
     }
 
-    // score[m][j] = query m . key j, for whole vectors of keys.
+    // score[m][j] = query m . key j, for whole vectors of keys. Meanwhile the values of the same keys are fetched.
     void score_keys(long key, long keys) {
         for (long j = 0; j < keys;) {
-            const T* panel = block(all.cache.keys, key + j) + (key + j) % all.cache.block_size * dim;
+            long in_block = (key + j) % all.cache.block_size;
+            const T* panel = block(all.cache.keys, key + j) + in_block * dim;
             bool two = keys - j > L && (j + L) % all.cache.block_size != 0;
+            Ahead ahead = in_block == 0 ? part_of(block(all.cache.values, key + j), 0, 1, dim) : Ahead{};
             over_rows([&](auto rows, long m) PG_ALWAYS {
+                const float* from = query + m * ldq;
+                float* to = score + m * lds + j;
                 if (two)
-                    product<L, rows, 2, 1>(query + m * ldq, ldq, panel, dim * L, dim, score + m * lds + j, lds, true);
+                    product<L, rows, 2, 1>(from, ldq, panel, dim * L, dim, to, lds, true, m == 0 ? ahead : Ahead{});
                 else
-                    product<L, rows, 1, 1>(query + m * ldq, ldq, panel, dim * L, dim, score + m * lds + j, lds, true);
+                    product<L, rows, 1, 1>(from, ldq, panel, dim * L, dim, to, lds, true, m == 0 ? ahead : Ahead{});
             });
             j += two ? 2 * L : L;
         }
@@ -156,21 +170,26 @@ private:
         return (lane > int32_t(from)) & (lane <= int32_t(to));
     }
 
-    // out[m] += sum over keys of weight * value, ascending.
-    void add_values(long key, long keys) {
+    // out[m] += sum over keys of weight * value, ascending. Meanwhile the keys that come next are fetched.
+    void add_values(long key, long keys, NextKeys next) {
         long step = all.cache.block_size;
         for (long j = 0; j < keys; j += step) {
             long depth = keys - j < step ? keys - j : step;
             const T* panel = block(all.cache.values, key + j);
+            const T* coming = nullptr;
+            if (next.key + j < next.end)
+                coming = block_of<T>(all.cache.keys, all.cache, next.blocks[(next.key + j) / step], next.kv_head);
             over_rows([&](auto rows, long m) PG_ALWAYS {
                 for (long d = 0; d < dim;) {
                     bool two = d + L < dim;
                     const T* values = panel + d * step;
+                    const float* from = score + m * lds + j;
                     float* to = out + m * ldq + d;
+                    Ahead ahead = m == 0 ? part_of(coming, d / (2 * L), (dim + 2 * L - 1) / (2 * L), depth) : Ahead{};
                     if (two)
-                        product<L, rows, 2, 1>(score + m * lds + j, lds, values, step * L, depth, to, ldq, false);
+                        product<L, rows, 2, 1>(from, lds, values, step * L, depth, to, ldq, false, ahead);
                     else
-                        product<L, rows, 1, 1>(score + m * lds + j, lds, values, step * L, depth, to, ldq, false);
+                        product<L, rows, 1, 1>(from, lds, values, step * L, depth, to, ldq, false, ahead);
                     d += two ? 2 * L : L;
                 }
             });
@@ -192,13 +211,25 @@ private:
 // Shares one phase of work. finish(row, head, d, vector of L) gets every result once.
 template <int L, class T, class Finish>
 void attention(Team& team, const Attention& all, Finish finish) {
+    const Step& step = all.step;
     auto pieces = [&](long s) { return all.cache.kv_heads * all.tiles(s); };
-    team.share_ragged(all.step.sequences, pieces, [&](long sequence, long piece) {
+    // Piece p of a sequence: the late rows see most keys, so they come first.
+    auto first_query = [&](long s, long p) {
+        long tiles = all.tiles(s);
+        return all.rows(s) * all.share() * (tiles - 1 - p % tiles) / tiles;
+    };
+    team.share_ragged(step.sequences, pieces, [&](long sequence, long piece) {
         long tiles = all.tiles(sequence), queries = all.rows(sequence) * all.share();
-        long i = tiles - 1 - piece % tiles;  // the late rows see most keys: first
-        long first = queries * i / tiles;
+        long i = tiles - 1 - piece % tiles, first = first_query(sequence, piece);
+        NextKeys next;
+        long after = piece + 1 < pieces(sequence) ? sequence : sequence + 1, p = after == sequence ? piece + 1 : 0;
+        if (after < step.sequences && all.rows(after) > 0) {
+            long position = step.positions[step.query_starts[after] + first_query(after, p) / all.share()];
+            next = {step.block_tables + after * step.table_width, p / all.tiles(after), all.first_key(position),
+                    position + 1};
+        }
         AttentionTile<L, T> tile(all, sequence, piece / tiles);
-        tile.run(all.step.query_starts[sequence], first, queries * (i + 1) / tiles - first, finish);
+        tile.run(step.query_starts[sequence], first, queries * (i + 1) / tiles - first, next, finish);
     });
 }
 

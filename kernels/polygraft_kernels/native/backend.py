@@ -27,6 +27,7 @@ from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pac
 from polygraft_kernels.native.pages import Pages
 from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.native.units import DTYPES, Functions, Unit
+from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
 
 
@@ -49,7 +50,11 @@ class NativeBackend(Backend):
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         check_weight(weight, bias)
         self._functions(weight)
-        return NativeLinear(weight, bias, self.unit.lanes, self._pages)
+        return NativeLinear(weight, None, bias, weight.dtype, self.unit.lanes, self._pages)
+
+    def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> NativeLinear:
+        check_weight(weight.q, bias)
+        return NativeLinear(weight.q, weight.scale, bias, None, self.unit.lanes, self._pages)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         return self._multiply(x, weight, x.dtype)
@@ -252,7 +257,7 @@ def _fused(layer: DecoderLayer, x: Tensor) -> FusedLayer:
     assert isinstance(first, NativeLinear)
     if first.fused is None or first.fused.layer is not layer:
         first.fused = _describe(layer, x.dtype)
-    require(first.dtype == x.dtype, f"activations are {x.dtype}, what they meet is {first.dtype}")
+    require(first.dtype in (None, x.dtype), f"activations are {x.dtype}, what they meet is {first.dtype}")
     require(x.shape[1] == first.in_features, f"x is {list(x.shape)}, a layer takes {first.in_features} features")
     return first.fused
 
@@ -281,7 +286,7 @@ def _describe(layer: DecoderLayer, dtype: torch.dtype) -> FusedLayer:
 def _describe_linear(layer: LoraLinear, dtype: torch.dtype) -> layouts.LoraLinear:
     weight, bank = layer.weight, layer.bank
     assert isinstance(weight, NativeLinear)
-    require(weight.dtype == dtype, f"activations are {dtype}, a weight is {weight.dtype}")
+    require(weight.dtype in (None, dtype), f"activations are {dtype}, a weight is {weight.dtype}")
     if bank is None:
         return layouts.LoraLinear(weight.address, None)
     assert isinstance(bank, NativeBank)

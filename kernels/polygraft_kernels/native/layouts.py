@@ -15,7 +15,13 @@ PANEL_WIDTH = 2
 
 
 class Linear(Structure):
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("scale", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+    )
 
 
 class LoraSlot(Structure):
@@ -102,7 +108,8 @@ def heads_of(x: Tensor) -> Heads:
 def pack_panels(matrix: Tensor, lanes: int) -> Tensor:
     """[N, K] -> flat panels of 2 * lanes outputs, zero-padded to whole vectors.
 
-    float32: [k][2][lanes]; bfloat16: [k / 2][2][lanes][2] with two consecutive k side by side, K padded to even.
+    float32 and int8: [k][2][lanes]; bfloat16: [k / 2][2][lanes][2] with two consecutive k side by side, K padded to
+    even.
     """
     outputs, inputs = matrix.shape
     together = _together(matrix.dtype)

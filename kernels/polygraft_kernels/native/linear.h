@@ -2,8 +2,8 @@
 #pragma once
 
 #include "abi.h"
+#include "int8.h"
 #include "team.h"
-#include "tile.h"
 
 namespace pg {
 namespace PG_ISA {
@@ -17,6 +17,7 @@ constexpr int MaxRows = PG_MAX_ROWS;             // rows x 2 sums, 2 weights and
 constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : rows <= 4 && VL == 16 ? 2 : 1; }
 
 constexpr long TileStride = 4 * PanelColumns;    // floats per row of a tile's sums in memory
+constexpr long MaxPassRows = 96;                 // rows that pass over a panel together
 
 // What the inner loop reads activations as: bfloat16 only where an instruction multiplies it.
 template <class T>
@@ -57,28 +58,30 @@ inline Ahead ahead_of(const void* next, long bytes, long depth, long i, long til
     return {static_cast<const char*>(next) + 64 * first, first < lines ? burst : 0};
 }
 
-// Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once.
+// Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once. `after` is
+// what will be read after panel last - 1: the panel that follows it, if null.
 template <class X, class W, class Finish>
 void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs, long first, long last,
-           const Finish& finish) {
+           const void* after, const Finish& finish) {
     alignas(64) float sums[MaxRows * TileStride];
     long vectors = (outputs + VL - 1) / VL;
-    long padded = depth + (sizeof(W) == 2 ? depth % 2 : 0), panel_size = padded * PanelColumns;
+    long padded = depth + (sizeof(W) == sizeof(bf16) ? depth % 2 : 0), panel_size = padded * PanelColumns;
     long tiles = (rows + MaxRows - 1) / MaxRows;  // of equal height, as nearly as can be
     long together = panels_at_once(rows / tiles);
     for (long panel = first; panel < last; panel += together) {
         long count = last - panel < together ? last - panel : together;
         bool narrow = count == 1 && (panel + 1) * PanelWidth > vectors;
         if (!narrow && (panel + count) * PanelWidth > vectors) {  // leave the narrow panel to a turn of its own
-            sweep(x, ldx, rows, w, depth, outputs, panel, panel + count - 1, finish);
-            sweep(x, ldx, rows, w, depth, outputs, panel + count - 1, panel + count, finish);
+            sweep(x, ldx, rows, w, depth, outputs, panel, panel + count - 1, nullptr, finish);
+            sweep(x, ldx, rows, w, depth, outputs, panel + count - 1, panel + count, after, finish);
             return;
         }
         long column = panel * PanelColumns, width = narrow ? 1 : count * PanelWidth;
         const W* here = w + column * padded;
+        const void* next = after && panel + count == last ? after : here + count * panel_size;
         for (long i = 0; i < tiles; ++i) {
             long row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
-            Ahead ahead = ahead_of(here + count * panel_size, count * panel_size * sizeof(W), depth, i, tiles);
+            Ahead ahead = ahead_of(next, count * panel_size * sizeof(W), depth, i, tiles);
             panels_product(x + row * ldx, ldx, height, here, panel_size, depth, count, narrow, sums, ahead);
             for (long r = 0; r < height; ++r)
                 for (long v = 0; v < width; ++v)
@@ -87,34 +90,75 @@ void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs
     }
 }
 
+// The same for weights of 8 bits; T is what they are widened to.
+template <class T, class X, class Finish>
+void sweep_int8(const X* x, long ldx, long rows, const int8_t* w, long depth, long outputs, long first, long last,
+                const Finish& finish) {
+    if constexpr (sizeof(X) == sizeof(float))  // else the instruction for bfloat16 pairs must see both
+        if (rows <= 4) return sweep(x, ldx, rows, w, depth, outputs, first, last, nullptr, finish);
+    alignas(64) T wide[64 + PanelColumns * Int8Depth];  // room before the first, which add_masked may read
+    alignas(64) float sums[MaxPassRows * PanelColumns];
+    long vectors = (outputs + VL - 1) / VL, tiles = (rows + MaxRows - 1) / MaxRows;
+    for (long panel = first; panel < last; ++panel) {
+        long width = vectors - panel * PanelWidth < PanelWidth ? 1 : PanelWidth, column = panel * PanelColumns;
+        for (long k = 0; k < depth; k += Int8Depth) {
+            long steps = depth - k < Int8Depth ? depth - k : Int8Depth;
+            const int8_t* from = w + column * depth + k * width * VL;
+            widen_panel<VL>(from, steps, width, wide + 64);
+            for (long i = 0; i < tiles; ++i) {
+                long row = rows * i / tiles, height = rows * (i + 1) / tiles - row, size = steps * width * VL;
+                with_count<MaxRows>(height, [&](auto height) PG_ALWAYS {
+                    Ahead ahead = ahead_of(from + size, size, steps, i, tiles);
+                    const X* at = x + row * ldx + k;
+                    float* to = sums + row * PanelColumns;
+                    if (width == 1)
+                        product<VL, height, 1, 1>(at, ldx, wide + 64, 0, steps, to, PanelColumns, k == 0, ahead);
+                    else
+                        product<VL, height, 1, PanelWidth>(at, ldx, wide + 64, 0, steps, to, PanelColumns, k == 0, ahead);
+                });
+            }
+        }
+        for (long r = 0; r < rows; ++r)
+            for (long v = 0; v < width; ++v)
+                finish(r, column + v * VL, load<VL>(sums + r * PanelColumns + v * VL));
+    }
+}
+
 inline long panels_of(long outputs) { return (outputs + PanelColumns - 1) / PanelColumns; }
 
 // Rows whose operands fit half of a core's second-level cache, so that they stay there while the panels pass.
 inline long rows_per_pass(long depth) {
     long rows = 192 * 1024 / long(sizeof(float)) / depth / MaxRows * MaxRows;
-    return rows < MaxRows ? MaxRows : rows;
+    return rows < MaxRows ? MaxRows : rows > MaxPassRows ? MaxPassRows : rows;
 }
 
 // Shares one phase of work: x [rows, inputs] of operands -> y [rows, outputs].
 template <class T, class Result>
 void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long rows, Result* y, long ldy) {
-    const T* weight = static_cast<const T*>(layer.weight);
-    long pass = rows_per_pass(layer.inputs), panels = panels_of(layer.outputs);
+    long pass = rows_per_pass(layer.inputs), panels = panels_of(layer.outputs), inputs = layer.inputs;
     long passes = (rows + pass - 1) / pass;
     long outputs = layer.outputs;
-    const float* bias = layer.bias;
+    const float *bias = layer.bias, *scale = layer.scale;
     team.share(passes * panels, rows <= 2 ? 4 : 1, [&](long begin, long end) {
         while (begin < end) {
             long first_row = begin / panels * pass, first = begin % panels;
             long last = first + (end - begin) < panels ? first + (end - begin) : panels;
             long height = rows - first_row < pass ? rows - first_row : pass;
+            const Operand<T>* from = x + first_row * ldx;
             Result* out = y + first_row * ldy;
-            sweep(x + first_row * ldx, ldx, height, weight, layer.inputs, outputs, first, last,
-                  [=](long row, long column, Float<VL> sums) PG_ALWAYS {
-                      long left = outputs - column;
-                      if (bias) sums = sums + load<VL>(bias + column, left);
-                      store<VL>(out + row * ldy + column, sums, left);
-                  });
+            auto finish = [=](long row, long column, Float<VL> sums) PG_ALWAYS {
+                long left = outputs - column;
+                if (bias) sums = sums + load<VL>(bias + column, left);
+                store<VL>(out + row * ldy + column, sums, left);
+            };
+            if (scale)
+                sweep_int8<T>(from, ldx, height, static_cast<const int8_t*>(layer.weight), inputs, outputs, first, last,
+                              [=](long row, long column, Float<VL> sums) PG_ALWAYS {
+                                  finish(row, column, sums * load<VL>(scale + column, outputs - column));
+                              });
+            else
+                sweep(from, ldx, height, static_cast<const T*>(layer.weight), inputs, outputs, first, last, nullptr,
+                      finish);
             begin += last - first;
         }
     });

@@ -43,8 +43,9 @@ void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx
     team.share_ragged(plan.groups.count, panels, [&](long g, long panel) {
         long row = plan.groups.starts[g], stride = plan.stride;
         float* out = plan.shrunk + (row - plan.groups.starts[0]) * stride;
+        bool last = panel + 1 == panels_of(plan.slot(g).rank) && g + 1 < plan.groups.count;
         sweep(x + row * ldx, ldx, plan.rows(g), static_cast<const T*>(plan.slot(g).a), plan.bank.inputs,
-              plan.slot(g).rank, panel, panel + 1,
+              plan.slot(g).rank, panel, panel + 1, last ? plan.slot(g + 1).a : nullptr,
               [=](long r, long column, Float<VL> sums) PG_ALWAYS { store<VL>(out + r * stride + column, sums); });
     });
 }
@@ -70,8 +71,11 @@ void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
         long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
         T* out = y + row * ldy + first_column;
         Float<VL> scale = splat<VL>(float(segment.scale));
+        const void* after = last == panels && owner + 1 < plan.groups.count * segments
+                                ? plan.segment((owner + 1) / segments, (owner + 1) % segments).b
+                                : nullptr;
         sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g),
-              static_cast<const T*>(segment.b), segment.rank, width, first, last,
+              static_cast<const T*>(segment.b), segment.rank, width, first, last, after,
               [=](long r, long column, Float<VL> sums) PG_ALWAYS {
                   T* at = out + r * ldy + column;
                   long left = width - column;

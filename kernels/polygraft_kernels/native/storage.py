@@ -36,21 +36,40 @@ class FusedLayer:
 
 
 class NativeLinear(PackedLinear):
-    """Panels in the unit's lane width, the bias in float32.
+    """Panels in the unit's lane width, bias and scale (of int8 weights) in float32.
+
+    `dtype` is what the activations must be; int8 weights (None) take any.
 
     `fused` is decoder_layer's: what it knows of the layer that this weight opens, so that both are freed together.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, lanes: int, pages: Pages) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype | None,
+        lanes: int,
+        pages: Pages,
+    ) -> None:
         self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
+        self.dtype = dtype
         packed = pack_panels(weight.detach(), lanes)
         self._weight = pages.zeros(packed.shape, packed.dtype).copy_(packed)
-        self._bias = None if bias is None else bias.detach().to(torch.float32, copy=True).contiguous()
-        bias_address = None if self._bias is None else self._bias.data_ptr()
-        self._struct = Linear(self._weight.data_ptr(), bias_address, self.in_features, self.out_features)
+        self._bias, self._scale = _float_copy(bias), _float_copy(scale)
+        self._struct = Linear(
+            self._weight.data_ptr(), _pointer(self._bias), _pointer(self._scale), self.in_features, self.out_features
+        )
         self.address = address(self._struct)
         self.fused: FusedLayer | None = None
+
+
+def _float_copy(vector: Tensor | None) -> Tensor | None:
+    return None if vector is None else vector.detach().to(torch.float32, copy=True).contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class NativeBank(LoraBank):

@@ -56,7 +56,9 @@ struct Tile {
     }
 
     // sums[r][v] += sum over k of x[r * ldx + k] * W[k][v]; `panel` is the distance of two panels in elements.
-    PG_INLINE void add(const float* x, long ldx, const float* w, long panel, long depth, Ahead ahead) {
+    // W is float or int8_t.
+    template <class W>
+    PG_INLINE void add(const float* x, long ldx, const W* w, long panel, long depth, Ahead ahead) {
         in_stretches(depth, ahead, [&](long steps) PG_ALWAYS {
             for (long k = 0; k < steps; ++k) {
                 step(x, ldx, [=](int v) PG_ALWAYS { return load<L>(w + offset(panel, v)); });

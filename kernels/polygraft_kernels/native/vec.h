@@ -120,6 +120,20 @@ PG_INLINE Float<L> load(const bf16* from) {
 }
 
 template <int L>
+PG_INLINE Float<L> load(const int8_t* from) {
+#if PG_FMA  // gcc would take the bytes one by one
+    if constexpr (L == 8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(from)));
+#endif
+#if PG_AVX512
+    if constexpr (L == 16) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#endif
+    typedef int8_t Bytes __attribute__((vector_size(L)));
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, typename Lanes<L>::I), Float<L>);
+}
+
+template <int L>
 PG_INLINE void store(float* to, Float<L> x) {
     memcpy(to, &x, sizeof x);
 }

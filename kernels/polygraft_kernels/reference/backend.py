@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from polygraft_kernels.api import Backend, KVCache, LoraBank, LoraGroups, PackedLinear, SampleTensors, StepTensors
 from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
 from polygraft_kernels.reference.storage import ReferenceBank, ReferenceCache, ReferenceLinear
 
@@ -31,17 +32,27 @@ class ReferenceBackend(Backend):
         copied = None if bias is None else bias.detach().to(self.device, copy=True)
         return ReferenceLinear(weight.detach().to(self.device, copy=True), copied)
 
+    def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> ReferenceLinear:
+        check_weight(weight.q, bias)
+        copied = None if bias is None else bias.detach().to(self.device, copy=True)
+        q, scale = (each.to(self.device, copy=True) for each in (weight.q, weight.scale))
+        return ReferenceLinear(q, copied, scale)
+
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, ReferenceLinear)
         require(
             x.dim() == 2 and x.shape[1] == weight.in_features, f"x {list(x.shape)} is not [T, {weight.in_features}]"
         )
+        if weight.scale is not None:
+            return self.logits(x, weight).to(x.dtype)
         return functional.linear(x, weight.weight, weight.bias)
 
     def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, ReferenceLinear)
-        bias = None if weight.bias is None else weight.bias.float()
-        return functional.linear(x.float(), weight.weight.float(), bias)
+        y = functional.linear(x.float(), weight.weight.float())
+        if weight.scale is not None:
+            y = y * weight.scale
+        return y if weight.bias is None else y + weight.bias.float()
 
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> ReferenceBank:
         return ReferenceBank(in_features, segments, num_slots, self.device, dtype)

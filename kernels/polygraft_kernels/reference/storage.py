@@ -14,10 +14,11 @@ from polygraft_kernels.checks import check_pairs, require
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLinear(PackedLinear):
-    """The weight [N, K] as it came."""
+    """The weight [N, K] as it came; with `scale` float32 [N] it is int8, and the scale multiplies the sums."""
 
     weight: Tensor
     bias: Tensor | None
+    scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out_features", self.weight.shape[0])
