@@ -1,0 +1,1 @@
+"""What the comparisons with other systems share: environments, processes, loads, rounds, results."""
