@@ -8,7 +8,7 @@ from polygraft import settings
 from polygraft.announce import Ready, reachable_url
 from polygraft.errors import ConfigError
 from polygraft.places import places, served_name
-from polygraft.worker_environment import usable_cores, worker_environment
+from polygraft.worker.environment import usable_cores, worker_environment
 
 
 def test_everything_is_in_the_data_folder_unless_told_otherwise(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from polygraft.cli.options import ENGINE, LOGS, ModelArgument, settings_command
 from polygraft.errors import ConfigError
 from polygraft.settings import Settings
 from polygraft.supervisor import CONFIG_EXIT_CODE
-from polygraft.worker_environment import usable_cores, worker_environment
+from polygraft.worker.environment import usable_cores, worker_environment
 
 
 @settings_command(
@@ -33,7 +33,7 @@ def worker(
     os.environ.clear()
     os.environ.update(wanted)
     # torch reads the environment when it is imported, and the engine imports torch.
-    importlib.import_module("polygraft.worker").run(settings)
+    importlib.import_module("polygraft.worker.main").run(settings)
 
 
 def _require(settings: Settings) -> None:

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from polygraft.queue.gateway import GatewayQueue, JobStream
 from polygraft.queue.messages import LOAD_SECONDS, Job, JobEvent, Usage
 from polygraft.queue.worker import WorkerQueue
-from polygraft.worker_adapters import HostAdapters
-from polygraft.worker_loop import WorkerLoop
-from polygraft.worker_vitals import Heartbeat, Vitals
+from polygraft.worker.adapters import HostAdapters
+from polygraft.worker.loop import WorkerLoop
+from polygraft.worker.vitals import Heartbeat, Vitals
 from polygraft_adapters.types import AdapterError, Problem
 from polygraft_engine.plan import SchedulerStats
 from polygraft_engine.stats import EngineStats, StepPhases

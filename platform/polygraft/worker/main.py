@@ -22,10 +22,10 @@ from polygraft.queue.limits import QueueLimits
 from polygraft.queue.worker import QueueUnavailable, WorkerQueue
 from polygraft.settings import Settings
 from polygraft.supervisor import CONFIG_EXIT_CODE
-from polygraft.worker_adapters import HostAdapters
-from polygraft.worker_card import Prepared, prepare
-from polygraft.worker_loop import WorkerLoop
-from polygraft.worker_vitals import Heartbeat, Vitals
+from polygraft.worker.adapters import HostAdapters
+from polygraft.worker.card import Prepared, prepare
+from polygraft.worker.loop import WorkerLoop
+from polygraft.worker.vitals import Heartbeat, Vitals
 from polygraft_adapters.weights import AdapterWeights, load_adapter
 from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from polygraft.queue.messages import JobError
 from polygraft.queue.worker import ClaimedJob, Emission, Verdicts
-from polygraft.worker_adapters import HostAdapters
-from polygraft.worker_jobs import FAILED, STOPPED, RunningJob, broken_adapter, overflow, refusal, unprepared
-from polygraft.worker_vitals import Vitals
+from polygraft.worker.adapters import HostAdapters
+from polygraft.worker.jobs import FAILED, STOPPED, RunningJob, broken_adapter, overflow, refusal, unprepared
+from polygraft.worker.vitals import Vitals
 from polygraft_engine.stats import EngineStats
 from polygraft_engine.types import NOT_FINITE, Generation, InvalidRequest, StepOutput
 

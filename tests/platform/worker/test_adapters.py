@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polygraft.worker_adapters import HostAdapters
+from polygraft.worker.adapters import HostAdapters
 from polygraft_engine.types import EngineError
 
 
