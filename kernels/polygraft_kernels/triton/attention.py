@@ -5,7 +5,7 @@ out[t, h] = softmax_j(q[t, h] . k[j, h // SHARE] / sqrt(D)) v[j], position[t] - 
 A tile is BLOCK_M pairs (row, query head) of one sequence and one K/V head: the query heads that share keys lie in one
 tile and read them once. Keys are cut into spans of SPAN at fixed positions. A span's softmax starts afresh, and spans
 are merged in ascending order, always by `_merge`: one program may do so for all spans (a tile among many of a long
-chunk), or one per span with `merge_kernel` after them (a sequence of one tile, so that few long sequences keep all
+chunk), or one per span with `merge_kernel` after them (a sequence of few rows, so that few long sequences keep all
 processors busy). What a tile does not see changes no bit of it, so chunk, prefill and decode agree for one BLOCK_M.
 """
 
@@ -25,6 +25,10 @@ from polygraft_kernels.triton.numerics import LOG2_E, product, product_of_sums, 
 SPAN = 256
 """Keys whose softmax is computed in one go."""
 LEAST_TILE = 16
+LEAST_SEQUENCES = 64
+"""Sequences whose starts a program looks through at least, so that few kernels are compiled."""
+ROOM = 64 << 20
+"""Bytes for spans of chunks of a few rows; decode rows have what they need."""
 
 
 @triton.jit
@@ -115,7 +119,7 @@ def _store_rows(out, acc, mass, row, head, valid, HEADS: tl.constexpr, HEAD_DIM:
     tl.store(out + at, rounded(mean, out.dtype.element_ty), mask=valid[:, None] & (column < HEAD_DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_stride", "pairs", "window"])
 def attend_kernel(
     out,
     peaks,
@@ -131,6 +135,7 @@ def attend_kernel(
     q_row_stride,
     q_head_stride,
     table_stride,
+    pairs,
     window,
     scale,
     KV_HEADS: tl.constexpr,
@@ -144,8 +149,9 @@ def attend_kernel(
     SPAN: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Program (tile, K/V head, part). A sequence of one tile has a program per span; its results go to peaks and masses
-    [S, G, parts, BLOCK_M] and sums [S, G, parts, BLOCK_M, BLOCK_D] unless one span is all. Other tiles use part 0 only.
+    """Program (tile, K/V head, part). A sequence of at most `pairs` pairs has a program per span, whose results go to
+    peaks and masses [S, G, parts, pairs] and sums [S, G, parts, pairs, BLOCK_D] unless one span is all. Other tiles use
+    part 0 only.
     """
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     PER_TILE: tl.constexpr = BLOCK_M // SHARE
@@ -156,7 +162,7 @@ def attend_kernel(
         return
     context = tl.load(context_lens + sequence)
     oldest, newest, first_span, spans = _spans(first_row, end, context, window, PER_TILE, SPAN, WINDOWED)
-    alone = end - start <= PER_TILE
+    alone = (end - start) * SHARE <= pairs
     if part >= tl.where(alone, spans, 1):
         return
     pair = tl.arange(0, BLOCK_M)
@@ -195,7 +201,7 @@ def attend_kernel(
         )
         peak, mass, acc = _merge(peak, mass, acc, span_peak, span_mass, span_acc)
     if alone & (spans > 1):
-        at = ((sequence.to(tl.int64) * KV_HEADS + kv_head) * tl.num_programs(2) + part) * BLOCK_M + pair
+        at = ((sequence.to(tl.int64) * KV_HEADS + kv_head) * tl.num_programs(2) + part) * pairs + pair
         tl.store(peaks + at, peak, mask=valid)
         tl.store(masses + at, mass, mask=valid)
         tl.store(sums + at[:, None] * BLOCK_D + column[None, :], acc, mask=valid[:, None])
@@ -203,7 +209,7 @@ def attend_kernel(
         _store_rows(out, acc, mass, row, head, valid, KV_HEADS * SHARE, HEAD_DIM, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "pairs", "window"])
 def merge_kernel(
     out,
     peaks,
@@ -212,6 +218,7 @@ def merge_kernel(
     query_starts,
     context_lens,
     parts,
+    pairs,
     window,
     KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -221,11 +228,11 @@ def merge_kernel(
     SPAN: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Program (sequence, K/V head): the spans of a sequence of one tile, merged in ascending order."""
+    """Program (sequence, K/V head): the spans of a sequence of at most `pairs` pairs, merged in ascending order."""
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
     PER_TILE: tl.constexpr = BLOCK_M // SHARE
     start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
-    if (end == start) | (end - start > PER_TILE):
+    if (end == start) | ((end - start) * SHARE > pairs):
         return
     _, _, _, spans = _spans(start, end, tl.load(context_lens + sequence), window, PER_TILE, SPAN, WINDOWED)
     if spans == 1:
@@ -237,9 +244,9 @@ def merge_kernel(
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     mass = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    first = (sequence.to(tl.int64) * KV_HEADS + kv_head) * parts * BLOCK_M
+    first = (sequence.to(tl.int64) * KV_HEADS + kv_head) * parts * pairs
     for part in range(spans):
-        at = first + part * BLOCK_M + pair
+        at = first + part * pairs + pair
         part_peak = tl.load(peaks + at, mask=valid, other=float("-inf"))
         part_mass = tl.load(masses + at, mask=valid, other=0.0)
         part_acc = tl.load(sums + at[:, None] * BLOCK_D + column[None, :], mask=valid[:, None], other=0.0)
@@ -281,6 +288,14 @@ def most_spans(longest: int, window: int | None, per_tile: int) -> int:
     return spans if window is None else min(spans, (window + per_tile - 2) // SPAN + 2)
 
 
+def pairs_apart(share: int, spans: int, block_d: int) -> int:
+    """Sequences of up to so many pairs have a program per span: decode rows always, and while there is room for the
+    results of so many `spans`, chunks of a few rows. Which way spans are merged changes no bit.
+    """
+    fits = spans * LEAST_TILE * block_d * 4 <= ROOM
+    return max(LEAST_TILE, share) if fits else share
+
+
 def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | None, wide: bool) -> Tensor:
     """q [T, H, D], unit stride over D -> [T, H, D] contiguous; `wide` tiles are for many rows of a sequence."""
     rows, heads, head_dim = q.shape
@@ -292,7 +307,7 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
     tiles = tiling(wide, share, head_dim, q.element_size())
     per_tile = tiles.block_m // share
     parts = most_spans(table_width * cache.block_size, window, per_tile)
-    shape = (sequences, cache.kv_heads, parts, tiles.block_m)
+    shape = (sequences, cache.kv_heads, parts, pairs_apart(share, sequences * cache.kv_heads * parts, tiles.block_d))
     peaks, masses = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
     sums = torch.empty((*shape, tiles.block_d), dtype=torch.float32, device=q.device)
     seen, windowed = (0, False) if window is None else (window, True)
@@ -311,6 +326,7 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
         q.stride(0),
         q.stride(1),
         step.block_tables.stride(0),
+        shape[-1],
         seen,
         head_dim**-0.5 * LOG2_E.value,
         cache.kv_heads,
@@ -320,7 +336,7 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
         tiles.block_m,
         tiles.block_n,
         tiles.block_d,
-        triton.next_power_of_2(sequences),
+        max(LEAST_SEQUENCES, triton.next_power_of_2(sequences)),
         SPAN,
         windowed,
         **tiles.options,
@@ -334,6 +350,7 @@ def attention(q: Tensor, cache: TritonCache, step: StepTensors, window: int | No
             step.query_starts,
             step.context_lens,
             parts,
+            shape[-1],
             seen,
             cache.kv_heads,
             share,

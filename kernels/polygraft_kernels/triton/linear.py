@@ -15,7 +15,7 @@ from polygraft_kernels.triton.numerics import product, rounded
 BLOCK_T, BLOCK_N, BLOCK_K = 16, 64, 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     y,
     x,

@@ -66,7 +66,7 @@ def _shrink_many(
     _store(v, v_stride, row, r, count, rank, sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def shrink_kernel(
     v,
     x,
@@ -186,7 +186,7 @@ def _expand_many(
     _add(y, y_stride, row, n, count, width, scale * sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def expand_kernel(
     y,
     v,

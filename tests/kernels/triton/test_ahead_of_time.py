@@ -38,7 +38,8 @@ def compiled(variant: Variant, target: GPUTarget) -> CompiledKernel:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if (signature[name].startswith("*") or signature[name] == "i32") and name not in variant.unaligned
+        if signature[name].startswith("*")
+        or (signature[name] == "i32" and not variant.kernel.params[index].do_not_specialize)
     }
     source = ASTSource(variant.kernel, signature, variant.constants, aligned)
     return triton.compile(source, target=target, options=variant.options)

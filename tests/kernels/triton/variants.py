@@ -20,8 +20,6 @@ class Variant:
     types: dict[str, str]
     constants: dict[str, int | bool]
     options: dict[str, int | bool] = field(default_factory=dict)
-    unaligned: tuple[str, ...] = ()
-    """Arguments that are no multiple of 16."""
 
 
 def variants() -> Iterator[Variant]:
@@ -127,7 +125,6 @@ def _lora(element: str) -> Iterator[Variant]:
             {"v": "*fp32", **_pointers(element, "x"), **tables, **_ints("rows", "width", "x_stride", "bound")},
             {"SEGMENTS": 3, "SPLIT": lora.SPLIT_K, "BLOCK_K": lora.BLOCK_K, **blocks, "FEW": few},
             {"num_warps": lora.SHRINK_WARPS},
-            unaligned=("rows",),
         )
         yield Variant(
             f"expand {element} few={few}",
@@ -142,7 +139,6 @@ def _lora(element: str) -> Iterator[Variant]:
             },
             {"SEGMENTS": 3, "SPLITS": 4, "BLOCK_N": lora.BLOCK_N, **blocks, "FEW": few, "ALIGNED": True},
             {"num_warps": lora.EXPAND_WARPS},
-            unaligned=("rows",),
         )
 
 
@@ -167,18 +163,16 @@ def _attention(element: str) -> Iterator[Variant]:
                 **_pointers(element, "q", "keys", "values"),
                 **indices,
                 "block_tables": "*i32",
-                **_ints("sequences", "q_row_stride", "q_head_stride", "table_stride", "window"),
+                **_ints("sequences", "q_row_stride", "q_head_stride", "table_stride", "pairs", "window"),
                 "scale": "fp32",
             },
             {**shape, "BLOCK_SIZE": 16, "BLOCK_N": tiles.block_n, "BLOCK_S": 64},
             tiles.options,
-            unaligned=("sequences", "table_stride", "window"),
         )
         yield Variant(
             f"merge {name}",
             attention.merge_kernel,
-            {**_pointers(element, "out"), **partial, **indices, **_ints("parts", "window")},
+            {**_pointers(element, "out"), **partial, **indices, **_ints("parts", "pairs", "window")},
             shape,
             tiles.options,
-            unaligned=("parts", "window"),
         )
