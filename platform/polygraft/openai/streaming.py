@@ -74,7 +74,7 @@ class _Body:
         self.started = False
 
     async def keep_alive(self, silence: float) -> None:
-        """Write a comment after every `silence` seconds without a write, until cancelled. Events need no timer so."""
+        """Write a comment after every `silence` seconds without a write, until cancelled. No event sets a timer."""
         while True:
             remaining = self._written + silence - time.monotonic()
             if remaining > 0:

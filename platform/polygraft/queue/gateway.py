@@ -212,7 +212,7 @@ class GatewayQueue:
                     if (found := self._streams.get(event.job)) is not None:
                         found.deliver((event,), step.step_ended)
                         self._after_delivery(found)
-                # The streams write first; the client's way back to the socket is long.
+                # The streams write first: asking for the next message takes redis-py as long as several of them.
                 await asyncio.sleep(0)
 
     def _after_delivery(self, stream: JobStream) -> None:

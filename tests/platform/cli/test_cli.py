@@ -231,3 +231,12 @@ def test_the_help_imports_no_command() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["models"], 0), (["serve"], 1), (["serv"], 2)])
+def test_a_process_ends_with_its_exit_code_and_all_that_it_said(arguments: list[str], code: int) -> None:
+    ended = subprocess.run([sys.executable, "-m", "polygraft", *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    said = ended.stdout if code == 0 else ended.stderr
+    assert said.endswith("\n")
+    assert (code == 0) == ("SmolLM" in said or "Llama" in said)

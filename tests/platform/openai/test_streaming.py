@@ -171,3 +171,22 @@ async def test_an_error_after_a_comment_is_an_event(client: httpx.AsyncClient, w
     assert answer.text.startswith(": keep-alive\n\n")
     assert int(answer.headers["openai-processing-ms"]) >= 300
     assert [error_of(event.encode())["type"] for event in events_of(answer)] == ["server_error"]
+
+
+async def test_what_is_wrong_in_detail_reaches_the_client(client: httpx.AsyncClient, worker: FakeWorker) -> None:
+    details = {"tensor": "q_proj.lora_A.weight", "problem": "is missing", "hint": ""}
+    fault = JobError(
+        status=422,
+        type="invalid_request_error",
+        code="invalid_adapter",
+        message="No.",
+        param="model",
+        errors=(details,),
+    )
+    worker.script = lambda job: iter([fault])
+    for streamed in (False, True):
+        answer = await stream(client, model="pirate", stream=streamed)
+        assert answer.status_code == 422
+        error = answer.json()["error"]
+        assert (error["code"], error["param"], error["errors"]) == ("invalid_adapter", "model", [details])
+    assert {job.adapter_name for job in worker.jobs} == {"pirate@v3"}
