@@ -71,6 +71,7 @@ class _Body:
         self._send = send
         self._call = call
         self._written = time.monotonic()
+        self._writing = False
         self.started = False
 
     async def keep_alive(self, silence: float) -> None:
@@ -79,12 +80,15 @@ class _Body:
             remaining = self._written + silence - time.monotonic()
             if remaining > 0:
                 await asyncio.sleep(remaining)
+            elif self._writing:
+                # The client does not read; a comment would only come behind what it has not read.
+                await asyncio.sleep(silence)
             else:
                 await self.write(_KEEP_ALIVE)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send `data`, which holds whole events; nothing may follow the `last`."""
-        self._written = time.monotonic()
+        self._writing = True
         if not self.started:
             self.started = True
             headers = {
@@ -96,6 +100,8 @@ class _Body:
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        self._writing = False
+        self._written = time.monotonic()
 
 
 def _frame(data: bytes) -> bytes:
