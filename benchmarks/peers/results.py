@@ -110,17 +110,30 @@ def faults(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def counts(comparisons: Sequence[Comparison], peer: str) -> str:
+    """Requests, failures and cache hits of both sides, in one line."""
+    told = []
+    for side, summaries in ((OURS, [each.ours for each in comparisons]), (peer, [each.peer for each in comparisons])):
+        failures, requests = sum(each.failures for each in summaries), sum(each.requests for each in summaries)
+        cached, prompts = (
+            sum(each.cached_prompt_tokens for each in summaries),
+            sum(each.prompt_tokens for each in summaries),
+        )
+        told.append(f"{side}: {failures} of {requests} requests failed, {cached} of {prompts} prompt tokens cached")
+    return "; ".join(told)
+
+
 def table(comparisons: Sequence[Comparison], peer: str) -> Table:
     """For people, within 80 columns. Latencies only where both sides stream."""
     streamed = all(each.ours.ttft_p50 is not None and each.peer.ttft_p50 is not None for each in comparisons)
     shown = Table(title=f"{OURS} against {peer}: medians, output tokens/s", box=SIMPLE_HEAD)
     shown.add_column("load", no_wrap=True)
-    for column in ("ours", "peer", "ratio", *(("TTFT ms\nours / peer", "ITL ms\nours / peer") if streamed else ()),
-                   "failed", "cached"):  # fmt: skip
+    latencies = ("TTFT ms\nours / peer", "ITL ms\nours / peer") if streamed else ()
+    for column in ("ours", "peer", "ratio", *latencies):
         shown.add_column(column, justify="right", no_wrap=True)
     for each in comparisons:
         ours, theirs = each.ours, each.peer
-        latencies = (
+        times = (
             f"{_whole(ours.ttft_p50)} / {_whole(theirs.ttft_p50)}",
             f"{_whole(ours.itl_p50)} / {_whole(theirs.itl_p50)}",
         )
@@ -129,9 +142,7 @@ def table(comparisons: Sequence[Comparison], peer: str) -> Table:
             f"{ours.tokens_per_second:.1f}",
             f"{theirs.tokens_per_second:.1f}",
             "–" if each.ratio is None else f"{each.ratio:.2f}×",
-            *(latencies if streamed else ()),
-            f"{ours.failures} / {theirs.failures}",
-            f"{ours.cached_prompt_tokens} / {theirs.cached_prompt_tokens}",
+            *(times if streamed else ()),
         )
     return shown
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .errors import PeerError
 from .loads import Load
 from .options import Options
-from .results import Comparison, Sample, compare, faults, table, to_json
+from .results import Comparison, Sample, compare, counts, faults, table, to_json
 
 
 class Side(Protocol):
@@ -80,6 +80,7 @@ def show(
     else:
         console = Console(highlight=False)
         console.print(table(comparisons, peer))
+        console.print(counts(comparisons, peer))
         for note in notes:
             console.print(note)
         for line in wrong:
