@@ -31,7 +31,10 @@ from polygraft_kernels.triton import INTERPRETED, TritonBackend
 
 ROOT = Path(__file__).parent.parent
 RUNNING = "tests/kernels/triton/running"
-CONFORMANCE = ("tests/conformance", *(f"{RUNNING}/test_{name}.py" for name in ("engine", "graphs", "invariance")))
+CONFORMANCE = (
+    "tests/conformance",
+    *(f"{RUNNING}/test_{name}.py" for name in ("engine", "graphs", "invariance", "linear")),
+)
 
 
 class OnDevice:

@@ -21,6 +21,7 @@ from polygraft_kernels.api import (
     StepTensors,
 )
 from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
 from polygraft_kernels.triton import attention, kv, linear, lora, pointwise
 from polygraft_kernels.triton.bank import RankBound, TritonBank
@@ -36,10 +37,11 @@ LONG_CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class TritonLinear(PackedLinear):
-    """The weight [N, K], contiguous."""
+    """The weight [N, K], contiguous; with `scale` float32 [N] it is int8."""
 
     weight: Tensor
     bias: Tensor | None
+    scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out_features", self.weight.shape[0])
@@ -81,13 +83,20 @@ class TritonBackend(Backend):
         copied = None if bias is None else bias.detach().to(self.device, copy=True)
         return TritonLinear(weight.detach().to(self.device, copy=True).contiguous(), copied)
 
+    def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> TritonLinear:
+        check_weight(weight.q, bias)
+        copied = None if bias is None else bias.detach().to(self.device, copy=True)
+        q, scale = (each.to(self.device, copy=True).contiguous() for each in (weight.q, weight.scale))
+        return TritonLinear(q, copied, scale)
+
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         packed = self._weight(x, weight)
+        if packed.scale is not None:
+            return self._own_linear(x, packed, x.dtype)
         return functional.linear(x, packed.weight, packed.bias)
 
     def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        packed = self._weight(x, weight)
-        return linear.linear(x, packed.weight, packed.bias, torch.float32)
+        return self._own_linear(x, self._weight(x, weight), torch.float32)
 
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> TritonBank:
         require(dtype in self.dtypes, f"a bank of {dtype}; the triton backend computes in float32 and bfloat16")
@@ -179,6 +188,14 @@ class TritonBackend(Backend):
             self._latest = (groups, tensor_of(tiles_of(groups), self.device))
         return self._latest[1]
 
+    def _own_linear(self, x: Tensor, packed: TritonLinear, dtype: torch.dtype) -> Tensor:
+        rows = self._linear_rows(x.shape[0])
+        return linear.linear(x, packed.weight, packed.bias, packed.scale, dtype, rows)
+
+    def _linear_rows(self, rows: int) -> int:
+        """Rows of a tile."""
+        return linear.MANY_ROWS if rows > linear.MANY_ROWS // 2 else linear.LEAST_ROWS
+
     def _wide_tiles(self, rows: int, sequences: int) -> bool:
         """Whether there are long chunks."""
         return rows >= sequences + LONG_CHUNK
@@ -203,8 +220,10 @@ class InvariantBackend(TritonBackend):
     few_rows: ClassVar[int] = 0
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        packed = self._weight(x, weight)
-        return linear.linear(x, packed.weight, packed.bias, x.dtype)
+        return self._own_linear(x, self._weight(x, weight), x.dtype)
+
+    def _linear_rows(self, rows: int) -> int:
+        return linear.LEAST_ROWS
 
     def _wide_tiles(self, rows: int, sequences: int) -> bool:
         return False

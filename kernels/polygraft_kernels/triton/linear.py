@@ -1,6 +1,7 @@
-"""y = x W^T + bias in tiles of one shape, so that a row's sums have one order whatever the number of rows.
+"""y = x W^T + bias where torch's product will not do: int8 weights, float32 results, one order of sums for any batch.
 
-y[t, n] = sum_k x[t, k] W[n, k] + bias[n], k ascending in steps of BLOCK_K; x [T, K], W [N, K], y [T, N].
+y[t, n] = scale[n] * sum_k x[t, k] W[n, k] + bias[n], k ascending in steps of BLOCK_K; x [T, K], W [N, K], y [T, N].
+Int8 weights become x's dtype on the way to the matrix units, which holds them exactly; others have no scale.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from polygraft_kernels.triton.numerics import product, rounded
 
-BLOCK_T, BLOCK_N, BLOCK_K = 16, 64, 64
+LEAST_ROWS, MANY_ROWS = 16, 64
+"""Rows of a tile: for few of them, and for many."""
+BLOCK_N, BLOCK_K = 64, 64
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -21,10 +24,12 @@ def linear_kernel(
     x,
     weight,
     bias,
+    scale,
     rows,
     outputs,
     inputs,
     x_stride,
+    SCALED: tl.constexpr,
     BIASED: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -40,30 +45,39 @@ def linear_kernel(
         part = tl.load(x + t.to(tl.int64)[:, None] * x_stride + k[None, :], mask=mask, other=0.0)
         mask = (n < outputs)[None, :] & (k < inputs)[:, None]
         w = tl.load(weight + n.to(tl.int64)[None, :] * inputs + k[:, None], mask=mask, other=0.0)
+        if SCALED:
+            w = w.to(tl.float32).to(x.dtype.element_ty)  # exact, and the interpreter knows no way from int8 to bfloat16
         sums = product(part, w, sums)
+    if SCALED:
+        sums *= tl.load(scale + n, mask=n < outputs, other=0.0)[None, :]
     if BIASED:
         sums += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     mask = (t < rows)[:, None] & (n < outputs)[None, :]
     tl.store(y + t.to(tl.int64)[:, None] * outputs + n[None, :], rounded(sums, y.dtype.element_ty), mask=mask)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [T, K] with unit stride over K, weight [N, K], bias [N] -> [T, N] of `dtype`."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, block_t: int
+) -> Tensor:
+    """x [T, K] with unit stride over K, weight [N, K] of x's dtype, or int8 with scale float32 [N], bias [N] -> [T, N]
+    of `dtype`, in tiles of `block_t` rows.
+    """
     rows, outputs = x.shape[0], weight.shape[0]
     y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
     if y.numel() > 0:
-        grid = (triton.cdiv(rows, BLOCK_T), triton.cdiv(outputs, BLOCK_N))
-        linear_kernel[grid](
+        linear_kernel[(triton.cdiv(rows, block_t), triton.cdiv(outputs, BLOCK_N))](
             y,
             x,
             weight,
             weight if bias is None else bias,
+            weight if scale is None else scale,
             rows,
             outputs,
             weight.shape[1],
             x.stride(0),
+            scale is not None,
             bias is not None,
-            BLOCK_T,
+            block_t,
             BLOCK_N,
             BLOCK_K,
             num_warps=4,

@@ -35,6 +35,6 @@ def test_conformance(root: Path, room: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["engine", "graphs", "invariance", "bank"])
+@pytest.mark.parametrize("name", ["bank", "engine", "graphs", "invariance", "linear"])
 def test_what_only_these_kernels_promise(root: Path, name: str) -> None:
     interpreted(root, f"tests/kernels/triton/running/test_{name}.py")

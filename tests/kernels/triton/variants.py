@@ -28,13 +28,7 @@ def variants() -> Iterator[Variant]:
         yield from _pointwise(element)
         yield from _lora(element)
         yield from _attention(element)
-        yield Variant(
-            f"linear {element}",
-            linear.linear_kernel,
-            {**_pointers(element, "y", "x", "weight", "bias"), **_ints("rows", "outputs", "inputs", "x_stride")},
-            {"BIASED": True, "BLOCK_T": linear.BLOCK_T, "BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
-            {"num_warps": 4, "num_stages": 4},
-        )
+        yield from _linear(element)
 
 
 def _pointers(element: str, *names: str) -> dict[str, str]:
@@ -43,6 +37,25 @@ def _pointers(element: str, *names: str) -> dict[str, str]:
 
 def _ints(*names: str) -> dict[str, str]:
     return dict.fromkeys(names, "i32")
+
+
+def _linear(element: str) -> Iterator[Variant]:
+    for weight in (element, "i8") if element == "bf16" else (element,):
+        for rows in (linear.LEAST_ROWS, linear.MANY_ROWS):
+            yield Variant(
+                f"linear {element} weight={weight} rows={rows}",
+                linear.linear_kernel,
+                {
+                    **_pointers(element, "y", "x"),
+                    "weight": f"*{weight}",
+                    **_pointers(element, "bias"),
+                    "scale": "*fp32",
+                    **_ints("rows", "outputs", "inputs", "x_stride"),
+                },
+                {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
+                | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
+                {"num_warps": 4, "num_stages": 4},
+            )
 
 
 def _pointwise(element: str) -> Iterator[Variant]:
