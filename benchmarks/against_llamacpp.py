@@ -81,8 +81,9 @@ def main() -> int:
         home = environment("llamacpp", PACKAGES, variables=BUILD)
         adapter = list(random_adapters(options.model, ADAPTER + 1).values())[ADAPTER]
         model_file, adapter_file = gguf_files(options.model, adapter)
-        theirs = (str(python(home)), str(HERE / "peers" / "llamacpp_decode.py"), str(model_file))
-        theirs += ("--threads", str(len(os.sched_getaffinity(0))))
+        threads = str(len(os.sched_getaffinity(0)))
+        program = str(HERE / "peers" / "llamacpp_decode.py")
+        theirs = (str(python(home)), program, str(model_file), "--threads", threads)
         ours = (sys.executable, "-m", "peers.engine_decode", str(options.model))
         repeats = options.per_stream
         sides = Decode(OURS, ours, adapter, logs, repeats), Decode("llama.cpp", theirs, adapter_file, logs, repeats)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from peers import rounds
 from peers.adapters import random_adapters
-from peers.environments import environment, site_packages
+from peers.environments import PEERS, environment, site_packages
 from peers.http import HttpSide, polygraft
 from peers.loads import RANKS, Load
 from peers.options import parse
@@ -58,7 +58,7 @@ class Vllm(HttpSide):
         variables = {
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
-            "VLLM_CACHE_ROOT": str(self.home / "cache"),
+            "VLLM_CACHE_ROOT": str(PEERS / "vllm-cache"),
             "VLLM_NO_USAGE_STATS": "1",
         }
         return Server(self.name, tuple(command), "/health", variables)

@@ -58,7 +58,7 @@ def _pip(folder: Path, log: Path, arguments: Sequence[str], variables: Mapping[s
             [python(folder), "-m", "pip", *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | variables,
+            env={**os.environ, **variables},
             check=False,
         )
     if done.returncode != 0:

@@ -18,7 +18,7 @@ import httpx
 
 from .errors import PeerError, tail
 
-START_SECONDS = 600.0
+START_SECONDS = 1200.0
 STOP_SECONDS = 60.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -53,7 +53,7 @@ def serving(server: Server, log: Path) -> Iterator[str]:
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | OFFLINE | server.variables,
+            env={**os.environ, **OFFLINE, **server.variables},
             start_new_session=True,
         )
         try:
@@ -90,7 +90,11 @@ def ask(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> dict
     """The JSON object that a program prints last on its standard output. Raises PeerError with its log."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=out, env=os.environ | OFFLINE | variables, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env={**os.environ, **OFFLINE, **variables},
+            start_new_session=True,
         )
         try:
             printed, _ = process.communicate()
