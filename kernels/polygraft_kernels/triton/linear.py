@@ -56,6 +56,11 @@ def linear_kernel(
     tl.store(y + t.to(tl.int64)[:, None] * outputs + n[None, :], rounded(sums, y.dtype.element_ty), mask=mask)
 
 
+def launch_options(itemsize: int) -> dict[str, int]:
+    """For activations of `itemsize` bytes: as many tiles on their way as the smallest shared memory holds (64 KiB)."""
+    return {"num_warps": 4, "num_stages": 4 if itemsize < 4 else 2}
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, block_t: int
 ) -> Tensor:
@@ -80,7 +85,6 @@ def linear(
             block_t,
             BLOCK_N,
             BLOCK_K,
-            num_warps=4,
-            num_stages=4,
+            **launch_options(x.element_size()),
         )
     return y

@@ -10,6 +10,8 @@ from triton import JITFunction
 from polygraft_kernels.triton import attention, kv, linear, lora, place, pointwise
 from polygraft_kernels.triton.tiles import ROWS
 
+ITEMSIZE = {"bf16": 2, "fp32": 4}
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -24,7 +26,7 @@ class Variant:
 
 def variants() -> Iterator[Variant]:
     """Every kernel, in both dtypes or more, at the shapes of small and large models."""
-    for element in ("bf16", "fp32"):
+    for element in ITEMSIZE:
         yield from _pointwise(element)
         yield from _lora(element)
         yield from _attention(element)
@@ -54,7 +56,7 @@ def _linear(element: str) -> Iterator[Variant]:
                 },
                 {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
                 | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
-                {"num_warps": 4, "num_stages": 4},
+                linear.launch_options(ITEMSIZE[element]),
             )
 
 
@@ -158,12 +160,11 @@ def _lora(element: str) -> Iterator[Variant]:
 def _attention(element: str) -> Iterator[Variant]:
     indices = {"query_starts": "*i32", "context_lens": "*i32"}
     partial = {"peaks": "*fp32", "masses": "*fp32", "sums": "*fp32"}
-    itemsize = {"bf16": 2, "fp32": 4}[element]
     shapes = [(128, False, False), (256, False, False)]
     if element == "bf16":  # float32 has no wide tiles
         shapes += [(64, False, False), (128, False, True), (64, True, False), (128, True, True), (256, True, False)]
     for head_dim, wide, windowed in shapes:
-        tiles = attention.tiling(wide, 4, head_dim, itemsize)
+        tiles = attention.tiling(wide, 4, head_dim, ITEMSIZE[element])
         shape = {"KV_HEADS": 8, "SHARE": 4, "HEAD_DIM": head_dim, "BLOCK_M": tiles.block_m, "BLOCK_D": tiles.block_d}
         shape |= {"SPAN": attention.SPAN, "WINDOWED": windowed}
         name = f"{element} head_dim={head_dim}{' wide' if wide else ''}{' window' if windowed else ''}"
