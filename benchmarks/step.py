@@ -1,6 +1,8 @@
 """Where the time of a step goes: `python benchmarks/step.py MODEL [--rows 16] [--context 128] [--adapters 0] ...`.
 
-Fills an engine with prompts of random tokens, then times decode steps, phase by phase, in milliseconds.
+Fills an engine with prompts of random tokens, then times decode steps, phase by phase, in milliseconds. With
+`--operations` a second engine runs the same steps one operation at a time, and each is held against its floor: the
+multiply-adds and the bytes from memory that it cannot do without, at the ceilings measured in the same run.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ import statistics
 from dataclasses import fields
 from pathlib import Path
 
+import timed
 import torch
+from rich.console import Console
+from rich.table import Table
+from timed import TimedBackend
 
+from kernels import measure_ceilings
 from polygraft_adapters.types import AdapterInfo, ModuleKey, ModuleShapes
 from polygraft_adapters.weights import AdapterWeights, ModuleDelta
 from polygraft_engine.adapter_source import DictSource
@@ -23,6 +30,7 @@ from polygraft_engine.models.loading import resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.stats import StepPhases
 from polygraft_engine.types import Generation, SamplingParams
+from polygraft_kernels.registry import BACKENDS
 
 
 def random_adapter(modules: ModuleShapes, index: int, rank: int, dtype: torch.dtype) -> AdapterWeights:
@@ -61,6 +69,20 @@ def report(title: str, phases: list[StepPhases]) -> None:
     print(f"{title:>8}", "  ".join(f"{name} {value:.3f}" for name, value in medians.items()), f"({len(phases)} steps)")
 
 
+def operations(backend: TimedBackend, steps: int) -> None:
+    """What each operation took of a step, in milliseconds, beside its floor."""
+    ceilings = measure_ceilings(backend)
+    table = Table(title=f"one step; ceilings {ceilings.gflops:.0f} GFLOP/s, {ceilings.gbytes:.1f} GB/s")
+    for column in ("operation", "calls", "ms", "GFLOP/s", "GB/s", "floor ms", "of floor"):
+        table.add_column(column, justify="left" if column == "operation" else "right")
+    for name, spent in sorted(backend.spent.items(), key=lambda item: -item[1].seconds):
+        floor = max(spent.flops / ceilings.gflops, spent.bytes / ceilings.gbytes) / 1e9
+        numbers = (spent.seconds / steps * 1e3, spent.flops / spent.seconds / 1e9, spent.bytes / spent.seconds / 1e9)
+        row = [f"{number:.2f}" for number in (*numbers, floor / steps * 1e3)]
+        table.add_row(name, str(spent.calls // steps), *row, f"{floor / spent.seconds:.0%}")
+    Console().print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -73,33 +95,52 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--operations", action="store_true", help="time every operation too, on native kernels")
     arguments = parser.parse_args()
 
+    prefill, decode, engine = run(arguments, arguments.kernels)
+    print(f"{Path(arguments.model).name}: {engine.info.numerics_id}, {engine.limits.num_blocks} blocks")
+    report("prefill", prefill)
+    report("decode", decode)
+    if arguments.operations:
+        BACKENDS["timed"] = timed.__name__
+        _, decode, _ = run(arguments, "timed")
+        report("one by one", decode)
+        operations(timed.last(), len(decode))
+
+
+def run(arguments: argparse.Namespace, kernels: str) -> tuple[list[StepPhases], list[StepPhases], Engine]:
+    """The phases of prefill steps, those of decode steps, and the engine."""
     source = DictSource()
     options = EngineOptions(
         model=arguments.model,
-        kernels=arguments.kernels,
+        kernels=kernels,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
         threads=arguments.threads,
         max_loras=max(1, arguments.adapters),
         prefix_caching=False,
     )
     engine = build_engine(options, source)
-    print(f"{Path(arguments.model).name}: {engine.info.numerics_id}, {engine.limits.num_blocks} blocks")
     modules = read_spec(resolve_model(arguments.model)).module_shapes("")
     dtype = getattr(torch, engine.info.dtype)
     digests = [source.put(random_adapter(modules, index, arguments.rank, dtype)) for index in range(arguments.adapters)]
     fill(engine, arguments, digests)
-    prefill, decode = [], []
+    prefill: list[StepPhases] = []
+    decode: list[StepPhases] = []
     while engine.has_work and len(decode) < arguments.steps:
         before = engine.stats().computed_tokens
         engine.step()
         stats = engine.stats()
         rows = stats.computed_tokens - before
-        (decode if rows == arguments.rows else prefill).append(stats.last_step)
-    report("prefill", prefill)
-    report("decode", decode)
+        if rows != arguments.rows:
+            prefill.append(stats.last_step)
+            timed.reset()
+        else:
+            decode.append(stats.last_step)
+    return prefill, decode, engine
 
 
 if __name__ == "__main__":

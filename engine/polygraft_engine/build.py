@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from polygraft_engine.adapter_source import AdapterSource
 from polygraft_engine.engine import Engine, EngineInfo
@@ -15,7 +16,7 @@ from polygraft_engine.models.checkpoint import contents_digest
 from polygraft_engine.models.loading import PackWeight, Progress, load_decoder, no_progress, resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.types import EngineError, EngineLimits
-from polygraft_kernels.api import Backend, KernelError
+from polygraft_kernels.api import Backend, KernelError, PackedLinear
 from polygraft_kernels.quantization import QUANTIZATIONS, quantize
 from polygraft_kernels.registry import choose
 
@@ -76,7 +77,11 @@ def weight_packer(backend: Backend, quantization: str | None) -> PackWeight:
         return backend.pack_linear
     if quantization not in QUANTIZATIONS:
         raise EngineError(f"quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-    return lambda weight, bias=None: backend.pack_int8(quantize(weight), bias)
+
+    def pack_int8(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return backend.pack_int8(quantize(weight), bias)
+
+    return pack_int8
 
 
 def numerics_id(backend: Backend, dtype_name: str, quantization: str | None, folder: Path) -> str:

@@ -175,11 +175,9 @@ class Backend(ABC):
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """weight [N, K], bias [N]; both are copied."""
 
+    @abstractmethod
     def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> PackedLinear:
-        """The same for W[n, k] = scale[n] * q[n, k], which stay 8 bits in memory; the scale multiplies the sum over k.
-        Raises BackendUnavailable where the backend has no such product.
-        """
-        raise BackendUnavailable(f"the {self.name} kernels have no int8 weights")
+        """The same for W[n, k] = scale[n] * q[n, k]. q stays 8 bits in memory; the scale multiplies the sum over k."""
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     """Where the model computes."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of weights and activations; auto: bfloat16 for models saved in half precision, else float32."""
-    kernels: Literal["auto", "reference", "native", "triton"] = "auto"
+    kernels: Literal["auto", "reference", "native", "triton", "triton-invariant"] = "auto"
     """Backend of the maths; a backend asked for by name that cannot run is an error."""
     quantization: Literal["int8"] | None = None
     """Keep the base model's matrices in 8 bits, made while loading; adapters stay as they are. Default: off."""

@@ -14,10 +14,17 @@ from polygraft_kernels.api import Backend, KVCache, StepTensors
 BLOCKS = 64
 
 
-def filled(backend: Backend, all_of: Sequences, step: StepTensors, block_size: int, dtype: torch.dtype) -> KVCache:
+def filled(
+    backend: Backend,
+    all_of: Sequences,
+    step: StepTensors,
+    block_size: int,
+    dtype: torch.dtype,
+    blocks: int = BLOCKS,
+) -> KVCache:
     """A cache that holds every sequence's keys and values, first the old ones, then those of the step."""
     _, kv_heads, head_dim = all_of.keys[0].shape
-    cache = backend.kv_cache(BLOCKS, block_size, kv_heads, head_dim, dtype)
+    cache = backend.kv_cache(blocks, block_size, kv_heads, head_dim, dtype)
     for i, stored in enumerate(all_of.stored):
         at = slots_of(step, i, range(stored), block_size)
         backend.store_kv(all_of.keys[i][:stored], all_of.values[i][:stored], cache, at)
@@ -36,9 +43,10 @@ def check(
     heads: int,
     block_size: int = 16,
     window: int | None = None,
+    blocks: int = BLOCKS,
 ) -> None:
-    step = step_of(all_of, block_size, BLOCKS)
-    cache = filled(backend, all_of, step, block_size, dtype)
+    step = step_of(all_of, block_size, blocks)
+    cache = filled(backend, all_of, step, block_size, dtype, blocks)
     q = random(all_of.rows, heads, all_of.keys[0].shape[2], dtype=dtype)
     got = backend.attention(q, cache, step, window)
     assert got.is_contiguous()
@@ -63,6 +71,12 @@ def test_one_key_head_for_very_many_query_heads(backend: Backend, dtype: torch.d
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 100, 1000])
 def test_sliding_window(backend: Backend, dtype: torch.dtype, window: int) -> None:
     check(backend, dtype, oracle.sequences([140, 3, 0], [1, 5, 70], 1, 16, dtype), 3, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 700, 1500])
+def test_contexts_that_are_cut_into_splits(backend: Backend, dtype: torch.dtype, window: int | None) -> None:
+    all_of = oracle.sequences([2100, 5, 1015], [1, 2, 20], 1, 16, dtype)
+    check(backend, dtype, all_of, 3, window=window, blocks=220)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

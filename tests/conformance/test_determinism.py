@@ -73,6 +73,21 @@ def test_prefill_chunks_and_decode_agree(
         assert torch.equal(torch.cat(parts), prefill)
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("window", [None, 1100])
+def test_prefill_and_decode_agree_past_the_first_split(native: Backend, dtype: torch.dtype, window: int | None) -> None:
+    tokens, blocks = 2080, 140
+    whole = oracle.sequences([0], [tokens], 1, 16, dtype)
+    step = step_of(whole, 16, blocks)
+    cache = native.kv_cache(blocks, 16, 1, 16, dtype)
+    native.store_kv(whole.keys[0], whole.values[0], cache, slots_of(step, 0, range(tokens), 16))
+    q = random(tokens, 3, 16, dtype=dtype)
+    prefill = native.attention(q, cache, step, window)
+    for first, count in [(0, 1), (1000, 50), (1023, 1), (1024, 1), (2040, 40), (2047, 2), (tokens - 1, 1)]:
+        part = native.attention(q[first : first + count], cache, _part(step, first, count), window)
+        assert torch.equal(part, prefill[first : first + count])
+
+
 def _part(step: StepTensors, first: int, count: int) -> StepTensors:
     """Rows first .. first + count of the step's first sequence, alone."""
     rows = slice(first, first + count)

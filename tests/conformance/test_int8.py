@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conformance.oracle import assert_close, random
 
-from polygraft_kernels.api import Backend, BackendUnavailable, PackedLinear
-from polygraft_kernels.quantization import Int8Weight, quantize
-
-
-def packed(backend: Backend, weight: Int8Weight, bias: torch.Tensor | None = None) -> PackedLinear:
-    try:
-        return backend.pack_int8(weight, bias)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+from polygraft_kernels.api import Backend
+from polygraft_kernels.quantization import quantize
 
 
 def check(backend: Backend, dtype: torch.dtype, rows: int, outputs: int, inputs: int, bias: bool) -> None:
@@ -25,7 +18,7 @@ def check(backend: Backend, dtype: torch.dtype, rows: int, outputs: int, inputs:
     expected = x.double() @ weight.dequantized().double().T
     if added is not None:
         expected = expected + added.double()
-    got = backend.linear(x, packed(backend, weight, added))
+    got = backend.linear(x, backend.pack_int8(weight, added))
     assert got.dtype == dtype
     assert_close(got, expected, steps=2)
 
@@ -43,7 +36,7 @@ def test_shapes_of_a_model(backend: Backend, dtype: torch.dtype, rows: int) -> N
 
 @pytest.mark.usefixtures("threads")
 def test_a_row_does_not_depend_on_the_others(native: Backend, dtype: torch.dtype) -> None:
-    x, weight = random(40, 301, dtype=dtype), packed(native, quantize(random(100, 301, dtype=dtype)))
+    x, weight = random(40, 301, dtype=dtype), native.pack_int8(quantize(random(100, 301, dtype=dtype)))
     together = native.linear(x, weight)
     for rows in (1, 2, 3, 5, 13):
         assert torch.equal(native.linear(x[:rows], weight), together[:rows])
@@ -51,7 +44,7 @@ def test_a_row_does_not_depend_on_the_others(native: Backend, dtype: torch.dtype
 
 def test_logits_keep_float32(backend: Backend, dtype: torch.dtype) -> None:
     x, weight = random(5, 64, dtype=dtype), quantize(random(100, 64, dtype=dtype))
-    got = backend.logits(x, packed(backend, weight))
+    got = backend.logits(x, backend.pack_int8(weight))
     assert got.dtype == torch.float32
     assert_close(got, x.double() @ weight.dequantized().double().T, steps=2)
 

@@ -2,7 +2,9 @@
 //
 // A tile is up to MaxQueries query vectors (rows x the query heads that share a key/value head) of one sequence.
 // Keys pass in spans that start at fixed positions; each query carries its running maximum and sum (online softmax).
-// A span that a query may not see at all changes nothing in it, bit for bit, so results do not depend on the tile.
+// Longer contexts are cut at fixed positions into splits, so that one sequence keeps all threads busy; their results are
+// merged in order. A span or split that a query may not see at all changes nothing in it, bit for bit, so results do not
+// depend on the tile.
 #pragma once
 
 #include <math.h>
@@ -17,6 +19,7 @@ constexpr int MaxQueries = 24;
 constexpr int MaxHeadDim = 512;
 constexpr int Span = 64;  // keys; a block size that does not divide it has spans of one block
 constexpr int MaxSpan = 256;
+constexpr int Split = 1024;  // keys, in whole spans
 
 struct Attention {
     const Cache& cache;
@@ -28,11 +31,62 @@ struct Attention {
     long share() const { return heads / cache.kv_heads; }
     long span() const { return Span % cache.block_size == 0 ? Span : cache.block_size; }
     long rows(long sequence) const { return step.query_starts[sequence + 1] - step.query_starts[sequence]; }
-    long tiles(long sequence) const { return (rows(sequence) * share() + MaxQueries - 1) / MaxQueries; }
+    long queries_of(long sequence) const { return rows(sequence) * share(); }
+    long tiles(long sequence) const { return (queries_of(sequence) + MaxQueries - 1) / MaxQueries; }
+    long context(long sequence) const {
+        return rows(sequence) == 0 ? 0 : step.positions[step.query_starts[sequence + 1] - 1] + 1;
+    }
+    long split() const { return Split / span() * span(); }
+    long splits(long sequence) const { return (context(sequence) + split() - 1) / split(); }
+    long pieces(long sequence) const { return cache.kv_heads * tiles(sequence) * splits(sequence); }
 
-    // The first span that a query at `position` sees.
-    long first_key(long position) const {
-        return window > 0 && position >= window ? (position - window + 1) / span() * span() : 0;
+    // Piece p of a sequence: a head's tile and one split of its keys. The late rows see most keys, so they come first.
+    struct Piece {
+        const int32_t* blocks;
+        long kv_head, tile, split;
+        long first, count;  // query vectors of the sequence
+        long begin, end;    // keys
+    };
+
+    Piece piece(long sequence, long p) const {
+        long tiles = this->tiles(sequence), splits = this->splits(sequence), queries = queries_of(sequence);
+        Piece it{step.block_tables + sequence * step.table_width, p / splits / tiles, p / splits % tiles, p % splits};
+        long i = tiles - 1 - it.tile;
+        it.first = queries * i / tiles;
+        it.count = queries * (i + 1) / tiles - it.first;
+        long row = step.query_starts[sequence];
+        long lowest = step.positions[row + it.first / share()];
+        it.begin = window > 0 && lowest >= window ? (lowest - window + 1) / span() * span() : 0;
+        it.end = step.positions[row + (it.first + it.count - 1) / share()] + 1;
+        if (it.begin < it.split * split()) it.begin = it.split * split();
+        if (it.end > (it.split + 1) * split()) it.end = (it.split + 1) * split();
+        return it;
+    }
+};
+
+// What the pieces of sequences of more than one split leave for the merge: a row of numbers per query vector.
+struct Partials {
+    float* memory = nullptr;
+    long* first = nullptr;  // [sequences + 1], of each sequence's pieces
+
+    static long width(const Attention& all) { return all.cache.head_dim + 1 + PG_LANES_PER_VECTOR; }
+
+    static size_t bytes(const Attention& all) {
+        long count = 0;
+        for (long s = 0; s < all.step.sequences; ++s) count += all.splits(s) > 1 ? all.pieces(s) : 0;
+        return count * MaxQueries * width(all) * sizeof(float) + (all.step.sequences + 1) * sizeof(long);
+    }
+
+    Partials() = default;
+
+    Partials(const Attention& all, void* scratch) : first(static_cast<long*>(scratch)) {
+        first[0] = 0;
+        for (long s = 0; s < all.step.sequences; ++s) first[s + 1] = first[s] + (all.splits(s) > 1 ? all.pieces(s) : 0);
+        memory = reinterpret_cast<float*>(first + all.step.sequences + 1);
+    }
+
+    float* of(const Attention& all, long sequence, long piece, long query) const {
+        return memory + ((first[sequence] + piece) * MaxQueries + query) * width(all);
     }
 };
 
@@ -58,21 +112,21 @@ struct AttentionTile {
     float highest[MaxQueries];
     Float<L> total[MaxQueries];
 
-    AttentionTile(const Attention& all, long sequence, long kv_head)
-        : all(all), blocks(all.step.block_tables + sequence * all.step.table_width), kv_head(kv_head) {
+    AttentionTile(const Attention& all, const int32_t* blocks, long kv_head)
+        : all(all), blocks(blocks), kv_head(kv_head) {
         dim = all.cache.head_dim;
         ldq = dim;
         lds = all.span();
     }
 
-    // Query vector m is row first / share, head first % share of the sequence's rows.
+    // Query vector m is row first / share, head first % share of the sequence's rows. finish(m) reads the result.
     template <class Finish>
-    void run(long first_row, long first, long number, NextKeys next, Finish finish) {
-        count = number;
+    void run(long first_row, const Attention::Piece& piece, NextKeys next, Finish finish) {
+        count = piece.count;
         float scale = 1.0f / sqrtf(float(dim));
         long share = all.share();
         for (long m = 0; m < count; ++m) {
-            long row = first_row + (first + m) / share, head = kv_head * share + (first + m) % share;
+            long row = first_row + (piece.first + m) / share, head = kv_head * share + (piece.first + m) % share;
             const T* from = static_cast<const T*>(all.queries.data) + row * all.queries.row + head * all.queries.head;
             for (long d = 0; d < dim; d += L) {
                 store<L>(query + m * ldq + d, load<L>(from + d) * scale);
@@ -82,18 +136,13 @@ struct AttentionTile {
             highest[m] = -INFINITY;
             total[m] = Float<L>{};
         }
-        long end = position[count - 1] + 1;
-        for (long key = all.first_key(position[0]); key < end; key += lds) {
-            long keys = end - key < lds ? end - key : lds;
+        for (long key = piece.begin; key < piece.end; key += lds) {
+            long keys = piece.end - key < lds ? piece.end - key : lds;
             score_keys(key, keys);
             for (long m = 0; m < count; ++m) weigh(m, key, keys);
-            add_values(key, keys, key + lds < end ? NextKeys{blocks, kv_head, key + lds, end} : next);
+            add_values(key, keys, key + lds < piece.end ? NextKeys{blocks, kv_head, key + lds, piece.end} : next);
         }
-        for (long m = 0; m < count; ++m) {
-            float inverse = 1.0f / sum<L>(total[m]);
-            long row = first_row + (first + m) / share, head = kv_head * share + (first + m) % share;
-            for (long d = 0; d < dim; d += L) finish(row, head, d, load<L>(out + m * ldq + d) * inverse);
-        }
+        for (long m = 0; m < count; ++m) finish(m);
     }
 
 private:
@@ -208,38 +257,78 @@ private:
     }
 };
 
-// Shares one phase of work. finish(row, head, d, vector of L) gets every result once.
+// A query's share of what it has seen so far, for the merge: out [dim], highest, total [L].
+template <int L>
+struct Seen {
+    float* out;
+    float* highest;
+    float* total;
+
+    Seen(float* row, long dim) : out(row), highest(row + dim), total(row + dim + 1) {}
+
+    // Nothing changes if `later` has seen nothing; `later` is what is left if this has not.
+    void merge(const Seen& later, long dim) const {
+        if (*later.highest == -INFINITY) return;
+        float most = *highest > *later.highest ? *highest : *later.highest;
+        Float<L> mine = *highest == -INFINITY ? Float<L>{} : exp<L>(splat<L>(*highest - most));
+        Float<L> theirs = exp<L>(splat<L>(*later.highest - most));
+        *highest = most;
+        store<L>(total, load<L>(total) * mine + load<L>(later.total) * theirs);
+        for (long d = 0; d < dim; d += L) store<L>(out + d, load<L>(out + d) * mine + load<L>(later.out + d) * theirs);
+    }
+};
+
+// Shares two phases of work. finish(row, head, d, vector of L) gets every result once.
 template <int L, class T, class Finish>
-void attention(Team& team, const Attention& all, Finish finish) {
+void attention(Team& team, const Attention& all, const Partials& partials, Finish finish) {
     const Step& step = all.step;
-    auto pieces = [&](long s) { return all.cache.kv_heads * all.tiles(s); };
-    // Piece p of a sequence: the late rows see most keys, so they come first.
-    auto first_query = [&](long s, long p) {
-        long tiles = all.tiles(s);
-        return all.rows(s) * all.share() * (tiles - 1 - p % tiles) / tiles;
+    long dim = all.cache.head_dim;
+    auto give = [&](long sequence, const Attention::Piece& piece, long m, const float* out, Float<L> total) {
+        float inverse = 1.0f / sum<L>(total);
+        long query = piece.first + m, row = step.query_starts[sequence] + query / all.share();
+        long head = piece.kv_head * all.share() + query % all.share();
+        for (long d = 0; d < dim; d += L) finish(row, head, d, load<L>(out + d) * inverse);
     };
-    team.share_ragged(step.sequences, pieces, [&](long sequence, long piece) {
-        long tiles = all.tiles(sequence), queries = all.rows(sequence) * all.share();
-        long i = tiles - 1 - piece % tiles, first = first_query(sequence, piece);
+    team.share_ragged(step.sequences, [&](long s) { return all.pieces(s); }, [&](long sequence, long p) {
+        Attention::Piece piece = all.piece(sequence, p);
         NextKeys next;
-        long after = piece + 1 < pieces(sequence) ? sequence : sequence + 1, p = after == sequence ? piece + 1 : 0;
+        long after = p + 1 < all.pieces(sequence) ? sequence : sequence + 1;
         if (after < step.sequences && all.rows(after) > 0) {
-            long position = step.positions[step.query_starts[after] + first_query(after, p) / all.share()];
-            next = {step.block_tables + after * step.table_width, p / all.tiles(after), all.first_key(position),
-                    position + 1};
+            Attention::Piece coming = all.piece(after, after == sequence ? p + 1 : 0);
+            next = {coming.blocks, coming.kv_head, coming.begin, coming.end};
         }
-        AttentionTile<L, T> tile(all, sequence, piece / tiles);
-        tile.run(step.query_starts[sequence], first, queries * (i + 1) / tiles - first, next, finish);
+        AttentionTile<L, T> tile(all, piece.blocks, piece.kv_head);
+        bool whole = all.splits(sequence) == 1;
+        tile.run(step.query_starts[sequence], piece, next, [&](long m) {
+            if (whole) return give(sequence, piece, m, tile.out + m * dim, tile.total[m]);
+            Seen<L> to(partials.of(all, sequence, p, m), dim);
+            memcpy(to.out, tile.out + m * dim, dim * sizeof(float));
+            *to.highest = tile.highest[m];
+            store<L>(to.total, tile.total[m]);
+        });
+    });
+    if (partials.first[step.sequences] == 0) return;
+    team.wait();
+    auto merged = [&](long s) { return all.splits(s) > 1 ? all.cache.kv_heads * all.tiles(s) : 0; };
+    team.share_ragged(step.sequences, merged, [&](long sequence, long i) {
+        long splits = all.splits(sequence);
+        Attention::Piece piece = all.piece(sequence, i * splits);
+        for (long m = 0; m < piece.count; ++m) {
+            Seen<L> whole(partials.of(all, sequence, i * splits, m), dim);
+            for (long split = 1; split < splits; ++split)
+                whole.merge(Seen<L>(partials.of(all, sequence, i * splits + split, m), dim), dim);
+            give(sequence, piece, m, whole.out, load<L>(whole.total));
+        }
     });
 }
 
 // Wide vectors where they divide a block's sides, else those of 8, which always do.
 template <class T, class Finish>
-void attention(Team& team, const Attention& all, Finish finish) {
+void attention(Team& team, const Attention& all, const Partials& partials, Finish finish) {
     if (all.cache.lanes == VL)
-        attention<VL, T>(team, all, finish);
+        attention<VL, T>(team, all, partials, finish);
     else if constexpr (VL > 8)
-        attention<8, T>(team, all, finish);
+        attention<8, T>(team, all, partials, finish);
 }
 
 }  // namespace PG_ISA

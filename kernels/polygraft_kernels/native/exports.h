@@ -48,8 +48,9 @@ void attention_call(const Cache& cache, const Step& step, const Heads& queries, 
     Attention all{cache, step, queries, heads, window};
     long dim = cache.head_dim;
     double effort = double(step.rows) * heads * dim * 100;  // contexts are not known here
-    run(threads, effort, 1, [&](Team& team) {
-        attention<T>(team, all, [&](long row, long head, long d, auto value) PG_ALWAYS {
+    Partials partials(all, pg_workspace(Partials::bytes(all)));
+    run(threads, effort, 2, [&](Team& team) {
+        attention<T>(team, all, partials, [&](long row, long head, long d, auto value) PG_ALWAYS {
             store<sizeof(value) / sizeof(float)>(out + (row * heads + head) * dim + d, value);
         });
     });

@@ -16,7 +16,7 @@ struct LayerCall {
     const float* rope;
     T* x;  // [rows, hidden], overwritten by the result
 
-    static constexpr long Phases = 18;  // 4 linears of 3, 5 others, and add_rows after the last layer
+    static constexpr long Phases = 19;  // 4 linears of 3, attention of 2, 4 others, and add_rows after the last layer
 
     long rows() const { return step.rows; }
     long hidden() const { return layer.qkv.linear->inputs; }
@@ -38,6 +38,11 @@ struct LayerCall {
         return most;
     }
 
+    // Of the rows of q, k and v side by side.
+    Attention attention(T* qkv) const {
+        return {cache, step, {qkv, qkv_width(), cache.head_dim}, layer.heads, layer.window};
+    }
+
     static long largest_of(long a, long b) { return a > b ? a : b; }
 };
 
@@ -49,6 +54,7 @@ struct LayerScratch {
     T* wide;  // qkv, then gate_up
     T* sum;   // what o and down add to the residual
     float* shrunk;
+    Partials partials;  // all layers have the same heads
 
     // call(i) is the i-th of `count` LayerCalls.
     template <class Call>
@@ -62,15 +68,17 @@ struct LayerScratch {
         }
         LayerCall<T> first = call(0);
         size_t rows = first.rows();
-        size_t sizes[4] = {rows * ldo * sizeof(Operand<T>), rows * widest * sizeof(T),
-                           rows * first.hidden() * sizeof(T), lora_rows(first.step.groups) * rank * sizeof(float)};
-        size_t offsets[5] = {};
-        for (int i = 0; i < 4; ++i) offsets[i + 1] = offsets[i] + (sizes[i] + 63) / 64 * 64;
-        char* base = static_cast<char*>(pg_workspace(offsets[4]));
+        size_t sizes[5] = {rows * ldo * sizeof(Operand<T>), rows * widest * sizeof(T),
+                           rows * first.hidden() * sizeof(T), lora_rows(first.step.groups) * rank * sizeof(float),
+                           Partials::bytes(first.attention(nullptr))};
+        size_t offsets[6] = {};
+        for (int i = 0; i < 5; ++i) offsets[i + 1] = offsets[i] + (sizes[i] + 63) / 64 * 64;
+        char* base = static_cast<char*>(pg_workspace(offsets[5]));
         operand = reinterpret_cast<Operand<T>*>(base);
         wide = reinterpret_cast<T*>(base + offsets[1]);
         sum = reinterpret_cast<T*>(base + offsets[2]);
         shrunk = reinterpret_cast<float*>(base + offsets[3]);
+        partials = Partials(first.attention(nullptr), base + offsets[4]);
     }
 };
 
@@ -127,8 +135,8 @@ void decoder_layer(Team& team, const LayerCall<T>& call, const LayerScratch<T>& 
     multiply_rows(team, call, layer.qkv, scratch, scratch.wide);
     team.share_rows(call.rows(), [&](long row) { place_row(call, scratch.wide, row); });
     team.wait();
-    Attention all{call.cache, call.step, {scratch.wide, call.qkv_width(), dim}, layer.heads, layer.window};
-    attention<T>(team, all, [&](long row, long head, long d, auto value) PG_ALWAYS {
+    Attention all = call.attention(scratch.wide);
+    attention<T>(team, all, scratch.partials, [&](long row, long head, long d, auto value) PG_ALWAYS {
         constexpr int L = sizeof(value) / sizeof(float);
         put<T, L>(scratch.operand + row * scratch.ldo + head * dim + d, value, L);
     });

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from polygraft_kernels.api import LoraGroups
+from polygraft_kernels.native.units import pack
 
-PANEL_WIDTH = 2
-"""Vectors of output columns per panel; an odd last vector has a panel of its own (linear.h: PanelWidth)."""
+Zeros = Callable[..., Tensor]
+"""`zeros(shape, dtype=...)`, as torch.zeros."""
 
 
 class Linear(Structure):
@@ -105,22 +107,18 @@ def heads_of(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def pack_panels(matrix: Tensor, lanes: int) -> Tensor:
-    """[N, K] -> flat panels of 2 * lanes outputs, zero-padded to whole vectors.
+def pack_panels(matrix: Tensor, lanes: int, zeros: Zeros = torch.zeros) -> Tensor:
+    """[N, K] -> flat panels of 2 * lanes outputs, zero-padded to whole vectors, in memory from `zeros(shape, dtype)`.
 
     float32 and int8: [k][2][lanes]; bfloat16: [k / 2][2][lanes][2] with two consecutive k side by side, K padded to
     even.
     """
+    matrix = matrix.detach().contiguous()
     outputs, inputs = matrix.shape
     together = _together(matrix.dtype)
-    vectors = -(-outputs // lanes)
-    padded = torch.zeros(vectors * lanes, -(-inputs // together) * together, dtype=matrix.dtype)
-    padded[:outputs, :inputs] = matrix
-    blocks = padded.view(vectors, lanes, -1, together)
-    whole = vectors // PANEL_WIDTH * PANEL_WIDTH
-    panels = blocks[:whole].view(-1, PANEL_WIDTH, lanes, blocks.shape[2], together).permute(0, 3, 1, 2, 4)
-    narrow = blocks[whole:].permute(0, 2, 1, 3)
-    return torch.cat((panels.reshape(-1), narrow.reshape(-1)))
+    panels = zeros((-(-outputs // lanes) * lanes * -(-inputs // together) * together,), dtype=matrix.dtype)
+    pack(matrix.data_ptr(), matrix.itemsize, outputs, inputs, lanes, together, panels.data_ptr())
+    return panels
 
 
 def unpack_keys(blocks: Tensor, block_size: int, head_dim: int, lanes: int) -> Tensor:

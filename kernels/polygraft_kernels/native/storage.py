@@ -54,8 +54,7 @@ class NativeLinear(PackedLinear):
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = dtype
-        packed = pack_panels(weight.detach(), lanes)
-        self._weight = pages.zeros(packed.shape, packed.dtype).copy_(packed)
+        self._weight = pack_panels(weight, lanes, pages.zeros)
         self._bias, self._scale = _float_copy(bias), _float_copy(scale)
         self._struct = Linear(
             self._weight.data_ptr(), _pointer(self._bias), _pointer(self._scale), self.in_features, self.out_features
@@ -114,6 +113,10 @@ class NativeBank(LoraBank):
         for segment in range(len(self.segments)):
             self._segments[slot * len(self.segments) + segment] = LoraSegment()
         self._held[slot] = ()
+
+    def numbers(self, slot: int) -> int:
+        """How many numbers the slot holds, padding included."""
+        return sum(tensor.numel() for tensor in self._held[slot])
 
     def check(self) -> None:
         for slot, held in enumerate(self._held):

@@ -91,6 +91,11 @@ def runnable() -> tuple[str, ...]:
     return tuple(name for number, name in enumerate(ISAS) if library.pg_runs(number))
 
 
+def pack(source: int, itemsize: int, outputs: int, inputs: int, lanes: int, together: int, target: int) -> None:
+    """A matrix into panels, from address to address (pack.cpp)."""
+    _library().pg_pack(*map(c_int64, (source, itemsize, outputs, inputs, lanes, together, target)))
+
+
 @cache
 def _library() -> CDLL:
     spec = find_spec("polygraft_kernels._native")

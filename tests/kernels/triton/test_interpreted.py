@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-SLOW = ("test_any_mix_of_chunks", "test_deep_and_many_rows", "test_shapes_of_a_model")
+SLOW = (
+    "test_any_mix_of_chunks",
+    "test_contexts_that_are_cut",
+    "test_deep_and_many_rows",
+    "test_shapes_of_a_model",
+)
 """Whose kernels see the same kinds of work in other tests."""
 
 
