@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 
-import llama_cpp
+import llama_cpp  # type: ignore[import-not-found]  # it lies in another environment
 
 UBATCH = 512
 
