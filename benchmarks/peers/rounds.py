@@ -80,7 +80,8 @@ def show(
     else:
         console = Console(highlight=False)
         console.print(table(comparisons, peer))
-        console.print(counts(comparisons, peer))
+        if any(sample.requests for sample in samples):
+            console.print(counts(comparisons, peer))
         for note in notes:
             console.print(note)
         for line in wrong:
