@@ -1,10 +1,10 @@
 // Causal attention over paged keys and values, read where they lie.
 //
-// A tile is up to MaxQueries query vectors (rows x the query heads that share a key/value head) of one sequence.
-// Keys pass in spans that start at fixed positions; each query carries its running maximum and sum (online softmax).
-// Longer contexts are cut at fixed positions into splits, so that one sequence keeps all threads busy; their results are
-// merged in order. A span or split that a query may not see at all changes nothing in it, bit for bit, so results do not
-// depend on the tile.
+// A tile is up to MaxQueries query vectors (rows x the query heads that share a key/value head) of one sequence. Keys
+// pass in spans that start at fixed positions; each query carries its running maximum and sum (online softmax). Longer
+// contexts are cut at fixed positions into splits, so that one sequence keeps all threads busy; their results are
+// merged in order. A span or split that a query may not see at all changes nothing in it, bit for bit, so results do
+// not depend on the tile.
 #pragma once
 
 #include <math.h>
@@ -150,8 +150,8 @@ private:
         return block_of<T>(base, all.cache, blocks[key / all.cache.block_size], kv_head);
     }
 
-    // Part i of `parts` of a block, in as many stretches as a product of `depth` has. Blocks lie anywhere: the processor
-    // cannot guess the next one, but we know it.
+    // Part i of `parts` of a block, in as many stretches as a product of `depth` has. Blocks lie anywhere: the
+    // processor cannot guess the next one, but we know it.
     Ahead part_of(const T* block, long i, long parts, long depth) const {
         if (block == nullptr) return {};
         long lines = all.cache.block_size * dim * long(sizeof(T)) / 64, mine = (lines + parts - 1) / parts;

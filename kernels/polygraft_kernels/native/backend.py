@@ -24,7 +24,7 @@ from polygraft_kernels.api import (
 from polygraft_kernels.checks import check_groups, check_starts, check_weight, require
 from polygraft_kernels.native import layouts
 from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
-from polygraft_kernels.native.pages import Pages
+from polygraft_kernels.native.pages import Arena, Pages
 from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.native.units import DTYPES, Functions, Unit
 from polygraft_kernels.quantization import Int8Weight
@@ -45,6 +45,7 @@ class NativeBackend(Backend):
         self.unit = unit
         self.isa = unit.isa
         self._pages = Pages()
+        self._arena = Arena()
         self._last_step: tuple[StepTensors, Step] | None = None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
@@ -74,7 +75,7 @@ class NativeBackend(Backend):
         return y
 
     def lora_bank(self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype) -> NativeBank:
-        return NativeBank(in_features, segments, num_slots, _supported(dtype), self.unit.lanes)
+        return NativeBank(in_features, segments, num_slots, _supported(dtype), self.unit.lanes, self._arena)
 
     def lora(self, y: Tensor, x: Tensor, bank: LoraBank, groups: LoraGroups) -> None:
         assert isinstance(bank, NativeBank)

@@ -1,7 +1,8 @@
 // Weights of 8 bits: W[n][k] = scale[n] * q[n][k]. They lie in panels as fp32 weights do, [k][Width][L], one byte each.
 //
-// Few rows multiply them as they are. For more, a stretch of k at a time is widened, exactly, into the panels that tile.h
-// multiplies, and all tiles of rows share that. Every sum is the same chain either way. The scale multiplies the end of it.
+// Few rows multiply them as they are. For more, a stretch of k at a time is widened, exactly, into the panels that
+// tile.h multiplies, and all tiles of rows share that. Every sum is the same chain either way. The scale multiplies the
+// end of it.
 #pragma once
 
 #include "tile.h"

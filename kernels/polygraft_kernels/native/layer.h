@@ -1,4 +1,5 @@
-// Decoder layers, one or all of a step's, in one parallel region: the phases of the single operations, so the same bits.
+// Decoder layers, one or all of a step's, in one parallel region: the phases of the single operations, so the same
+// bits.
 #pragma once
 
 #include "attention.h"

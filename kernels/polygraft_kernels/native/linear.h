@@ -50,19 +50,19 @@ void panels_product(const X* x, long ldx, long height, const W* w, long panel, l
     });
 }
 
-// Tile i of `tiles` asks for its share of the panels that come next: several tiles of rows pass over a panel before it is
-// their turn, and each line is asked for once.
+// Tile i of `tiles` asks for its share of the panels that come next: several tiles of rows pass over a panel before it
+// is their turn, and each line is asked for once.
 inline Ahead ahead_of(const void* next, long bytes, long depth, long i, long tiles) {
     long lines = bytes / 64, stretches = (depth + Stretch - 1) / Stretch;
     long burst = (lines + tiles * stretches - 1) / (tiles * stretches), first = i * stretches * burst;
     return {static_cast<const char*>(next) + 64 * first, first < lines ? burst : 0};
 }
 
-// Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once. `after` is
-// what will be read after panel last - 1: the panel that follows it, if null.
+// Panels [first, last) of W for `rows` rows of x; finish(row, column, sums) gets every vector of results once. `after`
+// is what will be read when they are done, and is fetched panel by panel; if null, the panel that follows each.
 template <class X, class W, class Finish>
 void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs, long first, long last,
-           const void* after, const Finish& finish) {
+           const W* after, const Finish& finish) {
     alignas(64) float sums[MaxRows * TileStride];
     long vectors = (outputs + VL - 1) / VL;
     long padded = depth + (sizeof(W) == sizeof(bf16) ? depth % 2 : 0), panel_size = padded * PanelColumns;
@@ -72,13 +72,14 @@ void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs
         long count = last - panel < together ? last - panel : together;
         bool narrow = count == 1 && (panel + 1) * PanelWidth > vectors;
         if (!narrow && (panel + count) * PanelWidth > vectors) {  // leave the narrow panel to a turn of its own
-            sweep(x, ldx, rows, w, depth, outputs, panel, panel + count - 1, nullptr, finish);
-            sweep(x, ldx, rows, w, depth, outputs, panel + count - 1, panel + count, after, finish);
+            const W* rest = after ? after + (panel - first) * panel_size : nullptr;
+            sweep(x, ldx, rows, w, depth, outputs, panel, panel + count - 1, rest, finish);
+            sweep(x, ldx, rows, w, depth, outputs, panel + count - 1, panel + count, rest, finish);
             return;
         }
         long column = panel * PanelColumns, width = narrow ? 1 : count * PanelWidth;
         const W* here = w + column * padded;
-        const void* next = after && panel + count == last ? after : here + count * panel_size;
+        const W* next = after ? after + (panel - first) * panel_size : here + count * panel_size;
         for (long i = 0; i < tiles; ++i) {
             long row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
             Ahead ahead = ahead_of(next, count * panel_size * sizeof(W), depth, i, tiles);
@@ -95,7 +96,7 @@ template <class T, class X, class Finish>
 void sweep_int8(const X* x, long ldx, long rows, const int8_t* w, long depth, long outputs, long first, long last,
                 const Finish& finish) {
     if constexpr (sizeof(X) == sizeof(float))  // else the instruction for bfloat16 pairs must see both
-        if (rows <= 4) return sweep(x, ldx, rows, w, depth, outputs, first, last, nullptr, finish);
+        if (rows <= 4) return sweep<X, int8_t>(x, ldx, rows, w, depth, outputs, first, last, nullptr, finish);
     alignas(64) T wide[64 + PanelColumns * Int8Depth];  // room before the first, which add_masked may read
     alignas(64) float sums[MaxPassRows * PanelColumns];
     long vectors = (outputs + VL - 1) / VL, tiles = (rows + MaxRows - 1) / MaxRows;
@@ -111,10 +112,8 @@ void sweep_int8(const X* x, long ldx, long rows, const int8_t* w, long depth, lo
                     Ahead ahead = ahead_of(from + size, size, steps, i, tiles);
                     const X* at = x + row * ldx + k;
                     float* to = sums + row * PanelColumns;
-                    if (width == 1)
-                        product<VL, height, 1, 1>(at, ldx, wide + 64, 0, steps, to, PanelColumns, k == 0, ahead);
-                    else
-                        product<VL, height, 1, PanelWidth>(at, ldx, wide + 64, 0, steps, to, PanelColumns, k == 0, ahead);
+                    auto narrow = product<VL, height, 1, 1, X, T>, whole = product<VL, height, 1, PanelWidth, X, T>;
+                    (width == 1 ? narrow : whole)(at, ldx, wide + 64, 0, steps, to, PanelColumns, k == 0, ahead);
                 });
             }
         }
@@ -157,8 +156,8 @@ void linear(Team& team, const Linear& layer, const Operand<T>* x, long ldx, long
                                   finish(row, column, sums * load<VL>(scale + column, outputs - column));
                               });
             else
-                sweep(from, ldx, height, static_cast<const T*>(layer.weight), inputs, outputs, first, last, nullptr,
-                      finish);
+                sweep<Operand<T>, T>(from, ldx, height, static_cast<const T*>(layer.weight), inputs, outputs, first,
+                                     last, nullptr, finish);
             begin += last - first;
         }
     });

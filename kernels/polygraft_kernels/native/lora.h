@@ -39,13 +39,18 @@ inline long lora_rows(const LoraGroups& groups) {
 // Shares one phase of work: shrunk = A x.
 template <class T>
 void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx) {
-    auto panels = [&](long g) { return plan.rows(g) == 0 ? 0 : panels_of(plan.slot(g).rank); };
-    team.share_ragged(plan.groups.count, panels, [&](long g, long panel) {
-        long row = plan.groups.starts[g], stride = plan.stride;
+    constexpr long Portion = 4;  // panels: few rows take several at once
+    auto portions = [&](long g) {
+        return plan.rows(g) == 0 ? 0 : (panels_of(plan.slot(g).rank) + Portion - 1) / Portion;
+    };
+    team.share_ragged(plan.groups.count, portions, [&](long g, long portion) {
+        const LoraSlot& slot = plan.slot(g);
+        long row = plan.groups.starts[g], stride = plan.stride, panels = panels_of(slot.rank);
+        long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
         float* out = plan.shrunk + (row - plan.groups.starts[0]) * stride;
-        bool last = panel + 1 == panels_of(plan.slot(g).rank) && g + 1 < plan.groups.count;
-        sweep(x + row * ldx, ldx, plan.rows(g), static_cast<const T*>(plan.slot(g).a), plan.bank.inputs,
-              plan.slot(g).rank, panel, panel + 1, last ? plan.slot(g + 1).a : nullptr,
+        bool more = last == panels && g + 1 < plan.groups.count;
+        sweep(x + row * ldx, ldx, plan.rows(g), static_cast<const T*>(slot.a), plan.bank.inputs, slot.rank, first, last,
+              static_cast<const T*>(more ? plan.slot(g + 1).a : nullptr),
               [=](long r, long column, Float<VL> sums) PG_ALWAYS { store<VL>(out + r * stride + column, sums); });
     });
 }
@@ -54,28 +59,30 @@ void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx
 template <class T>
 void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
     constexpr long Portion = 8;  // panels
-    long segments = plan.bank.num_segments;
+    long segments = plan.bank.num_segments, owners = plan.groups.count * segments;
     auto portions = [&](long owner) {
         long g = owner / segments, s = owner % segments;
         bool absent = plan.rows(g) == 0 || plan.segment(g, s).rank == 0;
         return absent ? 0 : (panels_of(plan.bank.widths[s]) + Portion - 1) / Portion;
     };
-    team.share_ragged(plan.groups.count * segments, portions, [&](long owner, long portion) {
+    team.share_ragged(owners, portions, [&](long owner, long portion) {
         long g = owner / segments, s = owner % segments, first_rank = 0, first_column = 0;
         for (long before = 0; before < s; ++before) {
             first_rank += plan.segment(g, before).rank;
             first_column += plan.bank.widths[before];
         }
         const LoraSegment& segment = plan.segment(g, s);
+        const T* b = static_cast<const T*>(segment.b);
         long width = plan.bank.widths[s], panels = panels_of(width), row = plan.groups.starts[g];
         long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
+        long padded = segment.rank + (sizeof(T) == sizeof(bf16) ? segment.rank % 2 : 0);
+        const void* next = last < panels         ? b + last * PanelColumns * padded
+                           : owner + 1 < owners ? plan.segment((owner + 1) / segments, (owner + 1) % segments).b
+                                                : nullptr;
         T* out = y + row * ldy + first_column;
         Float<VL> scale = splat<VL>(float(segment.scale));
-        const void* after = last == panels && owner + 1 < plan.groups.count * segments
-                                ? plan.segment((owner + 1) / segments, (owner + 1) % segments).b
-                                : nullptr;
-        sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g),
-              static_cast<const T*>(segment.b), segment.rank, width, first, last, after,
+        sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g), b,
+              segment.rank, width, first, last, static_cast<const T*>(next),
               [=](long r, long column, Float<VL> sums) PG_ALWAYS {
                   T* at = out + r * ldy + column;
                   long left = width - column;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_int64
 from dataclasses import dataclass
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from polygraft_kernels.native.layouts import (
     unpack_keys,
     unpack_values,
 )
-from polygraft_kernels.native.pages import Pages
+from polygraft_kernels.native.pages import Arena, Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,22 @@ class NativeBank(LoraBank):
     """Per slot, all A matrices stacked and packed as one, and one packed B per segment, at their exact ranks."""
 
     def __init__(
-        self, in_features: int, segments: Sequence[int], num_slots: int, dtype: torch.dtype, lanes: int
+        self,
+        in_features: int,
+        segments: Sequence[int],
+        num_slots: int,
+        dtype: torch.dtype,
+        lanes: int,
+        arena: Arena,
     ) -> None:
         self.in_features = in_features
         self.segments = tuple(segments)
         self.num_slots = num_slots
         self.dtype = dtype
         self._lanes = lanes
+        self._arena = arena
         self._held: list[tuple[Tensor, ...]] = [()] * num_slots
+        finalize(self, _give_back, arena, self._held)
         self._slots = (LoraSlot * num_slots)()
         self._segments = (LoraSegment * (num_slots * len(self.segments)))()
         self._widths = (c_int64 * len(self.segments))(*self.segments)
@@ -112,7 +121,8 @@ class NativeBank(LoraBank):
         self._slots[slot] = LoraSlot()
         for segment in range(len(self.segments)):
             self._segments[slot * len(self.segments) + segment] = LoraSegment()
-        self._held[slot] = ()
+        held, self._held[slot] = self._held[slot], ()
+        _give_back(self._arena, [held])
 
     def numbers(self, slot: int) -> int:
         """How many numbers the slot holds, padding included."""
@@ -128,7 +138,13 @@ class NativeBank(LoraBank):
             assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
 
     def _pack(self, matrix: Tensor) -> Tensor:
-        return pack_panels(matrix, self._lanes)
+        return pack_panels(matrix, self._lanes, self._arena.zeros)
+
+
+def _give_back(arena: Arena, held: Sequence[Sequence[Tensor]]) -> None:
+    for tensors in held:
+        for tensor in tensors:
+            arena.give_back(tensor)
 
 
 class NativeCache(KVCache):

@@ -1,7 +1,7 @@
 // The threads that run one call together. Each goes through the same phases. The work of a phase is split evenly, each
-// thread walks its own part in order, and who is done early helps the others. A phase is over when its work is done, not
-// when every thread has arrived: a thread that lost its core to a neighbour holds nobody up, the others do its share,
-// and it skips what is done when it comes back.
+// thread walks its own part in order, and who is done early helps the others. A phase is over when its work is done,
+// not when every thread has arrived: a thread that lost its core to a neighbour holds nobody up, the others do its
+// share, and it skips what is done when it comes back.
 #pragma once
 
 #include <omp.h>

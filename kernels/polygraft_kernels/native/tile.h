@@ -37,7 +37,8 @@ PG_INLINE Float<L> dot_pairs(Float<L> sum, typename Lanes<L>::U a, typename Lane
     return fma<L>(even<L>(a), even<L>(b), sum);
 }
 
-// What to ask the second-level cache for while a tile runs: `lines` cache lines from `from` on, every Stretch steps of k.
+// What to ask the second-level cache for while a tile runs: `lines` cache lines from `from` on, every Stretch steps of
+// k.
 struct Ahead {
     const char* from = nullptr;
     long lines = 0;
@@ -105,8 +106,8 @@ struct Tile {
     }
 
 private:
-    // f(steps) until `depth` steps are done, asking for what comes next in between: a few lines at a time, for a burst of
-    // requests would hold up the loads of the tile itself.
+    // f(steps) until `depth` steps are done, asking for what comes next in between: a few lines at a time, for a burst
+    // of requests would hold up the loads of the tile itself.
     template <class F>
     static PG_INLINE void in_stretches(long depth, Ahead ahead, F f) {
         while (depth > 0) {
@@ -119,10 +120,11 @@ private:
     }
 
 #if PG_FMA && !PG_AVX512
-    // 6 x 2 sums, two weights, a row's value and the mask are all 16 registers there are, and a neighbour on the same core
-    // leaves room for about 3 instructions a cycle: two multiply-adds and one other. So a weight takes one instruction, its
-    // load included: read 2 bytes earlier, the even k are where the mask expects the odd ones. (What lies before the first
-    // weight may be read, but never counts.) And gcc must not copy sums from register to register.
+    // 6 x 2 sums, two weights, a row's value and the mask are all 16 registers there are, and a neighbour on the same
+    // core leaves room for about 3 instructions a cycle: two multiply-adds and one other. So a weight takes one
+    // instruction, its load included: read 2 bytes earlier, the even k are where the mask expects the odd ones. (What
+    // lies before the first weight may be read, but never counts.) And gcc must not copy sums from register to
+    // register.
     PG_INLINE void add_masked(const float*& x, long ldx, const bf16*& w, long depth, Ahead ahead) {
         typename Lanes<L>::U mask = typename Lanes<L>::U{} + 0xffff0000u;
         asm("" : "+x"(mask));

@@ -1,6 +1,6 @@
-// A thin layer over GCC vector extensions: floats in groups of L = 4, 8 or 16 lanes, and bfloat16 in memory.
-// Everything lies in a namespace named after the instruction set, so that no two units ever share an inline function.
-// A unit says what it may use with PG_FMA, PG_AVX512 and PG_AVX512BF16: gcc's own macros do not follow its target pragma.
+// A thin layer over GCC vector extensions: floats in groups of L = 4, 8 or 16 lanes, and bfloat16 in memory. Everything
+// lies in a namespace named after the instruction set, so that no two units ever share an inline function. A unit says
+// what it may use with PG_FMA, PG_AVX512 and PG_AVX512BF16: gcc's own macros do not follow its target pragma.
 #pragma once
 
 #include <stdint.h>
