@@ -23,7 +23,7 @@ from polygraft_kernels.api import (
     StepTensors,
 )
 from polygraft_kernels.native import NativeBackend, create_isa
-from polygraft_kernels.native.storage import NativeBank
+from polygraft_kernels.native.storage import NativeBank, NativeLinear
 
 T = TypeVar("T")
 
@@ -63,13 +63,15 @@ class TimedBackend(NativeBackend):
         return Backend.decoder_layer(self, x, layer, cache, step, rope_table)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, NativeLinear)
         base, numbers = super(), weight.out_features * weight.in_features
         name = f"linear {weight.out_features}x{weight.in_features}"
-        return self._time(name, 2.0 * len(x) * numbers, numbers * x.itemsize, lambda: base.linear(x, weight))
+        return self._time(name, 2.0 * len(x) * numbers, weight.nbytes, lambda: base.linear(x, weight))
 
     def logits(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, NativeLinear)
         base, numbers = super(), weight.out_features * weight.in_features
-        return self._time("head", 2.0 * len(x) * numbers, numbers * x.itemsize, lambda: base.logits(x, weight))
+        return self._time("head", 2.0 * len(x) * numbers, weight.nbytes, lambda: base.logits(x, weight))
 
     def lora(self, y: Tensor, x: Tensor, bank: LoraBank, groups: LoraGroups) -> None:
         assert isinstance(bank, NativeBank)

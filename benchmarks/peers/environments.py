@@ -9,6 +9,7 @@ import sys
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -20,14 +21,17 @@ _READY = "ready.json"
 
 
 def environment(
-    name: str, packages: Sequence[str], unwanted: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    name: str,
+    packages: Sequence[str],
+    unwanted: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """The folder of a virtual environment that holds `packages` and none of the `unwanted` ones.
 
     `variables` are set while pip runs. Raises PeerError with pip's last lines where it fails.
     """
     folder = PEERS / name
-    wanted = json.dumps({"packages": list(packages), "unwanted": list(unwanted), "variables": dict(variables or {})})
+    wanted = json.dumps({"packages": list(packages), "unwanted": list(unwanted), "variables": dict(variables)})
     ready = folder / _READY
     if ready.exists() and ready.read_text() == wanted:
         return folder
@@ -35,7 +39,7 @@ def environment(
     with Console(stderr=True).status(f"installing {', '.join(packages)} into {folder} (log: {log})"):
         venv.create(folder, with_pip=True, clear=True)
         log.write_text("")
-        _pip(folder, log, ["install", *packages], variables or {})
+        _pip(folder, log, ["install", *packages], variables)
         if unwanted:
             _pip(folder, log, ["uninstall", "--yes", *unwanted], {})
     ready.write_text(wanted)

@@ -52,7 +52,7 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
             options.block_size,
             max_model_len,
             options.max_num_seqs,
-            available_memory(),
+            free_memory(backend.device),
         ),
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
@@ -88,6 +88,11 @@ def numerics_id(backend: Backend, dtype_name: str, quantization: str | None, fol
     """Equal for engines that compute equal outputs: backend, instruction set, dtype, quantization and model."""
     weights = dtype_name if quantization is None else f"{dtype_name}+{quantization}"
     return f"{_variant(backend)}/{weights}/{contents_digest(folder)}"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still take where `device` keeps its tensors."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ graphs of their own, which launch nothing for adapters. CUDA, and HIP through th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from polygraft_engine.batch import Batch
 from polygraft_kernels.api import StepTensors
+
+logger = logging.getLogger(__name__)
 
 Compute = Callable[[], Tensor]
 Capture = Callable[[Compute], Compute]
@@ -75,12 +78,13 @@ class DecodeGraphs:
         self._backend = backend
         self._least_blocks = -(-LEAST_TOKENS // block_size)
         self._capture = capture
-        self._graphs: dict[tuple[int, int, bool], _Graph] = {}
+        self._graphs: dict[tuple[int, int, bool], _Graph | None] = {}
+        """None where capturing failed, for want of memory as a rule: such steps run as they are."""
         self._key = backend.capture_key
 
     def __len__(self) -> int:
         """Graphs that are ready."""
-        return len(self._graphs)
+        return sum(graph is not None for graph in self._graphs.values())
 
     @staticmethod
     def cover(batch: Batch) -> bool:
@@ -90,11 +94,13 @@ class DecodeGraphs:
     def forward(self, batch: Batch) -> Tensor:
         """Hidden rows [T, K] of a step that `cover` said yes to, good until the next call."""
         graph = self._graph(batch)
+        if graph is None:
+            return self._forward(batch.token_ids, batch.step)
         graph.token_ids[: batch.rows].copy_(batch.token_ids)
         graph.step.fill(batch.step)
         return graph.replay()[: batch.rows]
 
-    def _graph(self, batch: Batch) -> _Graph:
+    def _graph(self, batch: Batch) -> _Graph | None:
         if self._key != self._backend.capture_key:
             self._graphs.clear()
             self._key = self._backend.capture_key
@@ -103,7 +109,11 @@ class DecodeGraphs:
         blocks = max(self._least_blocks, 1 << (batch.step.block_tables.shape[1] - 1).bit_length())
         key = (rows, blocks, adapters)
         if key not in self._graphs:
-            self._graphs[key] = self._captured(batch, *key)
+            try:
+                self._graphs[key] = self._captured(batch, *key)
+            except RuntimeError:
+                logger.warning("decode steps of %d rows and %d blocks cannot be captured", rows, blocks, exc_info=True)
+                self._graphs[key] = None
         return self._graphs[key]
 
     def _captured(self, batch: Batch, rows: int, blocks: int, adapters: bool) -> _Graph:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from polygraft_kernels.api import KernelError, LoraBank, LoraGroups, LoraPair
+from polygraft_kernels.quantization import Int8Weight
 
 
 class InvalidOperand(KernelError):
@@ -25,6 +27,39 @@ def check_weight(weight: Tensor, bias: Tensor | None) -> None:
     require(weight.dim() == 2, f"a linear weight is [N, K], not {list(weight.shape)}")
     if bias is not None:
         require(tuple(bias.shape) == (weight.shape[0],), f"bias {list(bias.shape)} does not fit N={weight.shape[0]}")
+
+
+def check_int8(weight: Int8Weight, bias: Tensor | None) -> None:
+    """q int8 [N, K], scale float32 [N], bias [N] or None."""
+    check_weight(weight.q, bias)
+    fits = weight.q.dtype == torch.int8 and weight.scale.dtype == torch.float32
+    require(fits, f"int8 weights are int8 with scales in float32, not {weight.q.dtype} and {weight.scale.dtype}")
+    fits = tuple(weight.scale.shape) == (weight.q.shape[0],)
+    require(fits, f"scale {list(weight.scale.shape)} does not fit N={weight.q.shape[0]}")
+
+
+def check_rows(x: Tensor, name: str, width: int) -> None:
+    """x [T, width], unit stride over its rows."""
+    fits = x.dim() == 2 and x.shape[1] == width and (x.stride(1) == 1 or width == 1)
+    require(fits, f"{name} {list(x.shape)} is not [T, {width}] with unit stride over its rows")
+
+
+def check_heads(x: Tensor, name: str, heads: int, dim: int) -> None:
+    """x [T, heads, dim], unit stride over heads."""
+    fits = x.dim() == 3 and x.shape[1] == heads and x.shape[2] == dim and x.stride(2) == 1
+    require(fits, f"{name} {list(x.shape)} is not [T, {heads}, {dim}] with unit stride over heads")
+
+
+def check_table(table: Tensor, dim: int) -> None:
+    """A rope table, contiguous float32 [P, 2, dim / 2]."""
+    fits = table.dtype == torch.float32 and table.is_contiguous() and tuple(table.shape[1:]) == (2, dim // 2)
+    require(fits and dim % 2 == 0, f"the rope table is not contiguous float32 [P, 2, {dim} / 2]")
+
+
+def check_integers(x: Tensor, name: str, dtype: torch.dtype, count: int | None = None) -> None:
+    """x contiguous, of `dtype`, and of `count` rows if that is given."""
+    require(x.dtype == dtype and x.is_contiguous(), f"{name} is not contiguous {dtype}")
+    require(count is None or x.shape[0] == count, f"{name} has {x.shape[0]} rows, not {count}")
 
 
 def check_pairs(bank: LoraBank, slot: int, pairs: Sequence[LoraPair | None]) -> None:

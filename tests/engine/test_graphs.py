@@ -106,3 +106,17 @@ def test_a_larger_rank_makes_all_graphs_anew(graphs: DecodeGraphs, device: Devic
     graphs.forward(decode((6, 0)))
     assert len(graphs) == 1
     assert device.captured == 3
+
+
+def test_steps_that_cannot_be_captured_run_as_they_are(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(compute: Compute) -> Compute:
+        device.captured += 1
+        raise RuntimeError("out of memory")
+
+    graphs = DecodeGraphs(device.forward, device, 4, refuse)
+    for rows in ([(5, -1), (9, 0)], [(6, -1), (10, 0)]):
+        batch = decode(*rows)
+        assert torch.equal(graphs.forward(batch), device.forward(batch.token_ids, batch.step))
+    assert len(graphs) == 0
+    assert device.captured == 1
+    assert "cannot be captured" in caplog.text

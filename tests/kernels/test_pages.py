@@ -42,6 +42,7 @@ def test_an_arena_gives_and_takes_back(moves: list[tuple[bool, int, int]]) -> No
             tensor.fill_(1)
             held.append(tensor)
         assert_sound(held)
+        arena.check()
         assert arena.used == sum(-(-tensor.nbytes // LINE) * LINE for tensor in held)
     assert all(bool((tensor == 1).all()) for tensor in held)
     for tensor in held:

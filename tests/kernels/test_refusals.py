@@ -8,6 +8,7 @@ import torch
 from polygraft_kernels.api import Backend, DecoderLayer, LoraGroups, LoraLinear, LoraPair, StepTensors
 from polygraft_kernels.checks import InvalidOperand
 from polygraft_kernels.native import create_isa
+from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.registry import choose
 
 CPU = torch.device("cpu")
@@ -36,6 +37,18 @@ def test_weights(backend: Backend) -> None:
         backend.pack_linear(torch.ones(3, 2), torch.ones(2))
     with pytest.raises(InvalidOperand, match=r"x \[4, 3\]"):
         backend.linear(torch.ones(4, 3), backend.pack_linear(torch.ones(5, 2)))
+
+
+def test_int8_weights(backend: Backend) -> None:
+    q, scale = torch.ones(5, 2, dtype=torch.int8), torch.ones(5)
+    for weight, message in [
+        (Int8Weight(q.float(), scale), "not torch.float32 and"),
+        (Int8Weight(q, scale.double()), "not torch.int8 and torch.float64"),
+        (Int8Weight(q, scale[:4]), r"scale \[4\] does not fit N=5"),
+        (Int8Weight(q[0], scale), r"\[N, K\]"),
+    ]:
+        with pytest.raises(InvalidOperand, match=message):
+            backend.pack_int8(weight)
 
 
 def test_pairs(backend: Backend) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from typing import ClassVar
@@ -16,16 +15,24 @@ from polygraft_kernels.api import (
     KVCache,
     LoraBank,
     LoraGroups,
-    LoraLinear,
     PackedLinear,
     SampleTensors,
     StepTensors,
 )
-from polygraft_kernels.checks import check_groups, check_starts, check_weight, require
-from polygraft_kernels.native import layouts
-from polygraft_kernels.native.layouts import Layer, Step, address, heads_of, pack_groups
+from polygraft_kernels.checks import (
+    check_groups,
+    check_heads,
+    check_int8,
+    check_integers,
+    check_rows,
+    check_table,
+    check_weight,
+    require,
+)
+from polygraft_kernels.native.fused import cache_address, checked_window, describe_layer, describe_step
+from polygraft_kernels.native.layouts import Step, address, heads_of, pack_groups
 from polygraft_kernels.native.pages import Arena, Pages
-from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
+from polygraft_kernels.native.storage import NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.native.units import DTYPES, Functions, Unit
 from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
@@ -54,7 +61,7 @@ class NativeBackend(Backend):
         return NativeLinear(weight, None, bias, weight.dtype, self.unit.lanes, self._pages)
 
     def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> NativeLinear:
-        check_weight(weight.q, bias)
+        check_int8(weight, bias)
         return NativeLinear(weight.q, weight.scale, bias, None, self.unit.lanes, self._pages)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -66,7 +73,7 @@ class NativeBackend(Backend):
     def _multiply(self, x: Tensor, weight: PackedLinear, result: torch.dtype) -> Tensor:
         assert isinstance(weight, NativeLinear)
         functions = self._functions(x, weight.dtype)
-        _check_rows(x, "x", weight.in_features)
+        check_rows(x, "x", weight.in_features)
         rows = x.shape[0]
         y = torch.empty((rows, weight.out_features), dtype=result)
         function = functions.linear if result == x.dtype else functions.logits
@@ -81,8 +88,8 @@ class NativeBackend(Backend):
         assert isinstance(bank, NativeBank)
         functions = self._functions(x, bank.dtype)
         require(y.dtype == x.dtype, f"y is {y.dtype}, x {x.dtype}")
-        _check_rows(x, "x", bank.in_features)
-        _check_rows(y, "y", sum(bank.segments))
+        check_rows(x, "x", bank.in_features)
+        check_rows(y, "y", sum(bank.segments))
         check_groups(groups, bank, x.shape[0])
         packed = pack_groups(groups)
         functions.lora(
@@ -104,9 +111,9 @@ class NativeBackend(Backend):
         assert isinstance(cache, NativeCache)
         functions = self._functions(k, cache.dtype)
         require(v.dtype == k.dtype, f"v is {v.dtype}, k {k.dtype}")
-        _check_heads(k, "k", cache.kv_heads, cache.head_dim)
-        _check_heads(v, "v", cache.kv_heads, cache.head_dim)
-        _check_integers(slot_mapping, "slot_mapping", torch.int64)
+        check_heads(k, "k", cache.kv_heads, cache.head_dim)
+        check_heads(v, "v", cache.kv_heads, cache.head_dim)
+        check_integers(slot_mapping, "slot_mapping", torch.int64)
         rows = k.shape[0]
         require(v.shape[0] == rows == slot_mapping.shape[0], "k, v and slot_mapping differ in rows")
         functions.store_kv(cache.address, byref(heads_of(k)), byref(heads_of(v)), slot_mapping.data_ptr(), rows)
@@ -115,7 +122,7 @@ class NativeBackend(Backend):
         assert isinstance(cache, NativeCache)
         functions = self._functions(q, cache.dtype)
         heads = q.shape[1]
-        _check_heads(q, "q", heads, cache.head_dim)
+        check_heads(q, "q", heads, cache.head_dim)
         require(heads % cache.kv_heads == 0, f"{heads} query heads do not share {cache.kv_heads} key heads evenly")
         require(q.shape[0] == step.positions.shape[0], "q and positions differ in rows")
         out = torch.empty(q.shape, dtype=q.dtype)
@@ -124,7 +131,7 @@ class NativeBackend(Backend):
             address(self._step(step)),
             byref(heads_of(q)),
             heads,
-            _window(window),
+            checked_window(window),
             out.data_ptr(),
             torch.get_num_threads(),
         )
@@ -151,10 +158,10 @@ class NativeBackend(Backend):
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
         functions = self._functions(q, k.dtype)
         dim = q.shape[2]
-        _check_heads(q, "q", q.shape[1], dim)
-        _check_heads(k, "k", k.shape[1], dim)
-        _check_table(table, dim)
-        _check_integers(positions, "positions", torch.int64)
+        check_heads(q, "q", q.shape[1], dim)
+        check_heads(k, "k", k.shape[1], dim)
+        check_table(table, dim)
+        check_integers(positions, "positions", torch.int64)
         require(q.shape[0] == k.shape[0] == positions.shape[0], "q, k and positions differ in rows")
         functions.rope(
             byref(heads_of(q)),
@@ -170,7 +177,7 @@ class NativeBackend(Backend):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         functions = self._functions(gate_up)
         require(gate_up.shape[-1] % 2 == 0, f"gate_up {list(gate_up.shape)} is not [T, 2 I]")
-        _check_rows(gate_up, "gate_up", gate_up.shape[-1])
+        check_rows(gate_up, "gate_up", gate_up.shape[-1])
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((rows, width), dtype=gate_up.dtype)
         functions.silu_mul(gate_up.data_ptr(), gate_up.stride(0), rows, width, out.data_ptr(), torch.get_num_threads())
@@ -199,11 +206,14 @@ class NativeBackend(Backend):
             return x
         functions = self._functions(x)
         require(x.dim() == 2 and x.shape[0] == step.positions.shape[0], f"x is {list(x.shape)}")
-        fused = [_fused(layer, x) for layer in layers]
+        fused = [describe_layer(layer, x) for layer in layers]
         known = max(step.groups.slots, default=-1) < min(each.num_slots for each in fused)
         require(known, f"the layers' banks do not all have the slots {step.groups.slots}")
-        addresses = [_cache_address(cache, layer, x.dtype) for cache, layer in zip(caches, layers, strict=True)]
-        _check_table(rope_table, layers[0].head_dim)
+        addresses = [cache_address(cache, layer, x.dtype) for cache, layer in zip(caches, layers, strict=True)]
+        heads = {(layer.heads, layer.head_dim) for layer in layers}
+        blocks = {cache.block_size for cache in caches}
+        require(len(heads) == 1 and len(blocks) == 1, f"layers of heads {heads} in blocks of {blocks} are not alike")
+        check_table(rope_table, layers[0].head_dim)
         functions.decoder(
             (c_void_p * len(fused))(*(address(each.struct) for each in fused)),
             (c_void_p * len(fused))(*addresses),
@@ -230,97 +240,11 @@ class NativeBackend(Backend):
         """The struct for `step`; every layer of a step asks for the same one."""
         last = self._last_step
         if last is None or last[0] is not step:
-            last = (step, _describe_step(step))
+            last = (step, describe_step(step))
             self._last_step = last
         return last[1]
-
-
-def _describe_step(step: StepTensors) -> Step:
-    check_starts(step.groups, step.positions.shape[0])
-    _check_integers(step.positions, "positions", torch.int64)
-    _check_integers(step.slot_mapping, "slot_mapping", torch.int64)
-    _check_integers(step.query_starts, "query_starts", torch.int32)
-    _check_integers(step.block_tables, "block_tables", torch.int32)
-    return Step(
-        step.positions.data_ptr(),
-        step.slot_mapping.data_ptr(),
-        step.query_starts.data_ptr(),
-        step.block_tables.data_ptr(),
-        step.positions.shape[0],
-        step.query_starts.shape[0] - 1,
-        step.block_tables.shape[1],
-        pack_groups(step.groups),
-    )
-
-
-def _fused(layer: DecoderLayer, x: Tensor) -> FusedLayer:
-    first = layer.qkv.weight
-    assert isinstance(first, NativeLinear)
-    if first.fused is None or first.fused.layer is not layer:
-        first.fused = _describe(layer, x.dtype)
-    require(first.dtype in (None, x.dtype), f"activations are {x.dtype}, what they meet is {first.dtype}")
-    require(x.shape[1] == first.in_features, f"x is {list(x.shape)}, a layer takes {first.in_features} features")
-    return first.fused
-
-
-def _cache_address(cache: KVCache, layer: DecoderLayer, dtype: torch.dtype) -> int:
-    assert isinstance(cache, NativeCache)
-    require(cache.dtype == dtype, f"activations are {dtype}, what they meet is {cache.dtype}")
-    require(cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads, "the cache has other heads")
-    return cache.address
-
-
-def _describe(layer: DecoderLayer, dtype: torch.dtype) -> FusedLayer:
-    """What the fused call would otherwise trust is checked here, once per layer."""
-    for weight in (layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm):
-        fits = weight is None or (weight.dtype == dtype and weight.is_contiguous())
-        require(fits, f"norm weights must be contiguous and {dtype}")
-    q_norm = None if layer.q_norm is None else layer.q_norm.data_ptr()
-    k_norm = None if layer.k_norm is None else layer.k_norm.data_ptr()
-    norms = (layer.input_norm.data_ptr(), q_norm, k_norm, layer.post_norm.data_ptr())
-    linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    structs = [_describe_linear(each, dtype) for each in linears]
-    num_slots = min((each.bank.num_slots for each in linears if each.bank is not None), default=sys.maxsize)
-    return FusedLayer(layer, Layer(*norms, *structs, layer.heads, _window(layer.window), layer.eps), num_slots)
-
-
-def _describe_linear(layer: LoraLinear, dtype: torch.dtype) -> layouts.LoraLinear:
-    weight, bank = layer.weight, layer.bank
-    assert isinstance(weight, NativeLinear)
-    require(weight.dtype in (None, dtype), f"activations are {dtype}, a weight is {weight.dtype}")
-    if bank is None:
-        return layouts.LoraLinear(weight.address, None)
-    assert isinstance(bank, NativeBank)
-    require(bank.dtype == dtype, f"activations are {dtype}, an adapter bank is {bank.dtype}")
-    fits = bank.in_features == weight.in_features and sum(bank.segments) == weight.out_features
-    require(fits, "an adapter bank does not fit its weight")
-    return layouts.LoraLinear(weight.address, bank.address)
 
 
 def _supported(dtype: torch.dtype) -> torch.dtype:
     require(dtype in DTYPES, f"the native backend stores float32 or bfloat16, not {dtype}")
     return dtype
-
-
-def _window(window: int | None) -> int:
-    require(window is None or window > 0, f"a window of {window} keys sees nothing")
-    return 0 if window is None else window
-
-
-def _check_rows(x: Tensor, name: str, width: int) -> None:
-    fits = x.dim() == 2 and x.shape[1] == width and (x.stride(1) == 1 or width == 1)
-    require(fits, f"{name} {list(x.shape)} is not [T, {width}] with unit stride over its rows")
-
-
-def _check_heads(x: Tensor, name: str, heads: int, dim: int) -> None:
-    fits = x.dim() == 3 and x.shape[1] == heads and x.shape[2] == dim and x.stride(2) == 1
-    require(fits, f"{name} {list(x.shape)} is not [T, {heads}, {dim}] with unit stride over heads")
-
-
-def _check_table(table: Tensor, dim: int) -> None:
-    fits = table.dtype == torch.float32 and table.is_contiguous() and tuple(table.shape[1:]) == (2, dim // 2)
-    require(fits and dim % 2 == 0, f"the rope table is not contiguous float32 [P, 2, {dim} / 2]")
-
-
-def _check_integers(x: Tensor, name: str, dtype: torch.dtype) -> None:
-    require(x.dtype == dtype and x.is_contiguous(), f"{name} is not contiguous {dtype}")

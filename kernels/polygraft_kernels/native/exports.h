@@ -47,7 +47,8 @@ void attention_call(const Cache& cache, const Step& step, const Heads& queries, 
                     long threads) {
     Attention all{cache, step, queries, heads, window};
     long dim = cache.head_dim;
-    double effort = double(step.rows) * heads * dim * 100;  // contexts are not known here
+    double effort = 0;
+    for (long s = 0; s < step.sequences; ++s) effort += 2.0 * all.queries_of(s) * cache.kv_heads * all.context(s) * dim;
     Partials partials(all, pg_workspace(Partials::bytes(all)));
     run(threads, effort, 2, [&](Team& team) {
         attention<T>(team, all, partials, [&](long row, long head, long d, auto value) PG_ALWAYS {

@@ -13,7 +13,7 @@ from polygraft_kernels.api import LoraGroups
 from polygraft_kernels.native.units import pack
 
 Zeros = Callable[..., Tensor]
-"""`zeros(shape, dtype=...)`, as torch.zeros."""
+"""`zeros(shape, dtype=...)`, as torch.zeros; the inner loop may read a few bytes before what it gives."""
 
 
 class Linear(Structure):
@@ -107,7 +107,7 @@ def heads_of(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def pack_panels(matrix: Tensor, lanes: int, zeros: Zeros = torch.zeros) -> Tensor:
+def pack_panels(matrix: Tensor, lanes: int, zeros: Zeros) -> Tensor:
     """[N, K] -> flat panels of 2 * lanes outputs, zero-padded to whole vectors, in memory from `zeros(shape, dtype)`.
 
     float32 and int8: [k][2][lanes]; bfloat16: [k / 2][2][lanes][2] with two consecutive k side by side, K padded to

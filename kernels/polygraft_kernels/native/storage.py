@@ -29,9 +29,10 @@ from polygraft_kernels.native.pages import Arena, Pages
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer, its struct, and how many adapter slots all of its banks have."""
+    """A layer, the dtype of its activations, its struct, and how many adapter slots all of its banks have."""
 
     layer: DecoderLayer
+    dtype: torch.dtype
     struct: Layer
     num_slots: int
 
@@ -61,6 +62,7 @@ class NativeLinear(PackedLinear):
             self._weight.data_ptr(), _pointer(self._bias), _pointer(self._scale), self.in_features, self.out_features
         )
         self.address = address(self._struct)
+        self.nbytes = self._weight.nbytes
         self.fused: FusedLayer | None = None
 
 
@@ -104,16 +106,13 @@ class NativeBank(LoraBank):
         present = [pair for pair in pairs if pair is not None]
         if not present:
             return
-        a = self._pack(torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
-        held = [a]
+        a = self._pack(slot, torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
         for segment, pair in enumerate(pairs):
             if pair is not None:
-                b = self._pack(pair.b.detach().to(self.dtype))
-                held.append(b)
+                b = self._pack(slot, pair.b.detach().to(self.dtype))
                 self._segments[slot * len(self.segments) + segment] = LoraSegment(
                     b.data_ptr(), pair.a.shape[0], pair.scale
                 )
-        self._held[slot] = tuple(held)
         self._slots[slot] = LoraSlot(a.data_ptr(), sum(pair.a.shape[0] for pair in present))
 
     def clear(self, slot: int) -> None:
@@ -135,10 +134,13 @@ class NativeBank(LoraBank):
             assert self._slots[slot].rank == sum(segment.rank for segment in segments)
             pointers = [self._slots[slot].a, *(segment.b for segment in segments)]
             assert [pointer for pointer in pointers if pointer] == [tensor.data_ptr() for tensor in held]
+            self._arena.check()
             assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
 
-    def _pack(self, matrix: Tensor) -> Tensor:
-        return pack_panels(matrix, self._lanes, self._arena.zeros)
+    def _pack(self, slot: int, matrix: Tensor) -> Tensor:
+        packed = pack_panels(matrix, self._lanes, self._arena.zeros)
+        self._held[slot] = (*self._held[slot], packed)
+        return packed
 
 
 def _give_back(arena: Arena, held: Sequence[Sequence[Tensor]]) -> None:

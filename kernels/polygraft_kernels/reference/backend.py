@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from polygraft_kernels.api import Backend, KVCache, LoraBank, LoraGroups, PackedLinear, SampleTensors, StepTensors
-from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.checks import check_groups, check_int8, check_weight, require
 from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
 from polygraft_kernels.reference.storage import ReferenceBank, ReferenceCache, ReferenceLinear
@@ -33,7 +33,7 @@ class ReferenceBackend(Backend):
         return ReferenceLinear(weight.detach().to(self.device, copy=True), copied)
 
     def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> ReferenceLinear:
-        check_weight(weight.q, bias)
+        check_int8(weight, bias)
         copied = None if bias is None else bias.detach().to(self.device, copy=True)
         q, scale = (each.to(self.device, copy=True) for each in (weight.q, weight.scale))
         return ReferenceLinear(q, copied, scale)

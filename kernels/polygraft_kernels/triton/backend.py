@@ -20,7 +20,7 @@ from polygraft_kernels.api import (
     SampleTensors,
     StepTensors,
 )
-from polygraft_kernels.checks import check_groups, check_weight, require
+from polygraft_kernels.checks import check_groups, check_int8, check_rows, check_weight, require
 from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
 from polygraft_kernels.triton import attention, kv, linear, lora, pointwise
@@ -84,7 +84,7 @@ class TritonBackend(Backend):
         return TritonLinear(weight.detach().to(self.device, copy=True).contiguous(), copied)
 
     def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> TritonLinear:
-        check_weight(weight.q, bias)
+        check_int8(weight, bias)
         copied = None if bias is None else bias.detach().to(self.device, copy=True)
         q, scale = (each.to(self.device, copy=True).contiguous() for each in (weight.q, weight.scale))
         return TritonLinear(q, copied, scale)
@@ -104,6 +104,10 @@ class TritonBackend(Backend):
 
     def lora(self, y: Tensor, x: Tensor, bank: LoraBank, groups: LoraGroups) -> None:
         assert isinstance(bank, TritonBank)
+        check_rows(x, "x", bank.in_features)
+        check_rows(y, "y", sum(bank.segments))
+        alike = x.dtype == y.dtype == bank.dtype and x.shape[0] == y.shape[0]
+        require(alike, f"x {x.dtype} and y {y.dtype} do not fit each other and a bank of {bank.dtype}")
         lora.lora(y, x, bank, self._tiles(groups, bank, x.shape[0]), self.few_rows)
 
     def kv_cache(
@@ -134,6 +138,8 @@ class TritonBackend(Backend):
         pointwise.rope(q, k, positions, table)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        require(gate_up.shape[-1] % 2 == 0, f"gate_up {list(gate_up.shape)} is not [T, 2 I]")
+        check_rows(gate_up, "gate_up", gate_up.shape[-1])
         return pointwise.silu_mul(gate_up)
 
     def sample(self, logits: Tensor, how: SampleTensors) -> Tensor:
@@ -174,6 +180,10 @@ class TritonBackend(Backend):
         assert isinstance(cache, TritonCache)
         rows, q_width = normed.shape[0], layer.heads * layer.head_dim
         self._check_rope(layer.head_dim, rope_table)
+        fits = (
+            cache.head_dim == layer.head_dim and cache.kv_heads == layer.kv_heads and cache.keys.dtype == normed.dtype
+        )
+        require(fits, "the cache has other heads, or another dtype than the activations")
         qkv = self.lora_linear(normed, layer.qkv, step.groups)
         place(qkv, layer, cache, step, rope_table)
         q = qkv[:, :q_width].view(rows, layer.heads, layer.head_dim)
@@ -208,8 +218,9 @@ class TritonBackend(Backend):
     @staticmethod
     def _weight(x: Tensor, weight: PackedLinear) -> TritonLinear:
         assert isinstance(weight, TritonLinear)
-        fits = x.dim() == 2 and x.shape[1] == weight.in_features
-        require(fits, f"x {list(x.shape)} is not [T, {weight.in_features}]")
+        check_rows(x, "x", weight.in_features)
+        fits = weight.scale is not None or weight.weight.dtype == x.dtype
+        require(fits, f"activations are {x.dtype}, a weight is {weight.weight.dtype}")
         return weight
 
 

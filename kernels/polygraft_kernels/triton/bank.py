@@ -61,7 +61,7 @@ class TritonBank(LoraBank):
         self.segments = tuple(segments)
         self.num_slots = num_slots
         self._device = device
-        self._dtype = dtype
+        self.dtype = dtype
         self._bound = bound
         self._slots: list[tuple[Packed | None, ...]] = [self._empty()] * num_slots
         shape = (num_slots, len(self.segments))
@@ -117,8 +117,8 @@ class TritonBank(LoraBank):
         self._slots[slot] = pairs
 
     def _pack(self, pair: LoraPair) -> Packed:
-        a = pair.a.detach().to(self._device, self._dtype, copy=True).contiguous()
-        b = pair.b.detach().to(self._device, self._dtype).T.contiguous()
+        a = pair.a.detach().to(self._device, self.dtype, copy=True).contiguous()
+        b = pair.b.detach().to(self._device, self.dtype).T.contiguous()
         return Packed(a, b.clone() if b.data_ptr() == pair.b.data_ptr() else b, pair.scale)
 
     def _empty(self) -> tuple[None, ...]:

@@ -52,6 +52,9 @@ class StreamedAnswer(Answer):
             return 200
         finally:
             pulse.cancel()
+            (ended,) = await asyncio.gather(pulse, return_exceptions=True)
+            if isinstance(ended, Exception):
+                log.error("keep_alive_failed", job=self.call.job.id, exc_info=ended)
 
     def _frames(self, arrived: Arrived) -> bytes:
         """What an event adds to the stream; empty if it tells nothing yet."""

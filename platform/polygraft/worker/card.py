@@ -12,8 +12,15 @@ from polygraft.blobs import BlobStore
 from polygraft.card import ModelCard
 from polygraft.places import served_name
 from polygraft.settings import Settings
-from polygraft_engine.build import block_bytes, context_length, numerics_id, resolve_device, resolve_dtype
-from polygraft_engine.memory import available_memory, pool_blocks
+from polygraft_engine.build import (
+    block_bytes,
+    context_length,
+    free_memory,
+    numerics_id,
+    resolve_device,
+    resolve_dtype,
+)
+from polygraft_engine.memory import pool_blocks
 from polygraft_engine.models.architecture import ModelSpec, read_spec
 from polygraft_engine.models.loading import resolve_model
 from polygraft_engine.models.tokenizer import TokenizerFiles, load_tokenizer_files
@@ -50,7 +57,7 @@ def prepare(settings: Settings, blobs: BlobStore) -> Prepared:
         settings.block_size,
         max_model_len,
         settings.max_num_seqs,
-        max(0, available_memory() - _weights_size(folder)),
+        max(0, free_memory(backend.device) - _weights_size(folder)),
     )
     options = replace(_options(settings), dtype=dtype_name, kv_cache_memory=blocks * one_block)
     name = served_name(settings)

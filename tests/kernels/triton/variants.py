@@ -58,6 +58,21 @@ def _linear(element: str) -> Iterator[Variant]:
                 | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
                 linear.launch_options(ITEMSIZE[element]),
             )
+            yield Variant(
+                f"logits {element} weight={weight} rows={rows}",
+                linear.linear_kernel,
+                {
+                    "y": "*fp32",
+                    "x": f"*{element}",
+                    "weight": f"*{weight}",
+                    **_pointers(element, "bias"),
+                    "scale": "*fp32",
+                    **_ints("rows", "outputs", "inputs", "x_stride"),
+                },
+                {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
+                | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
+                linear.launch_options(ITEMSIZE[element]),
+            )
 
 
 def _pointwise(element: str) -> Iterator[Variant]:
