@@ -119,6 +119,7 @@ def test_the_base_takes_no_slot(bench: Bench) -> None:
     assert {output.id for output in engine.step()} == {"a1", "a2", "None"}
 
 
+@pytest.mark.slow
 def test_an_adapter_waits_a_bounded_time_behind_a_popular_one(bench: Bench) -> None:
     engine = bench.engine(max_loras=1)
     engine.add(generation("popular 0", bench.prompt(8), bench.adapter("a1")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from polygraft_kernels.reference import create
@@ -19,6 +20,7 @@ def test_float16_is_accumulated_in_float32() -> None:
     assert norm.tolist() == [[1.0] * 8]
 
 
+@pytest.mark.slow
 def test_the_command_names_the_backend() -> None:
     done = subprocess.run([sys.executable, "-m", "polygraft_kernels"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("kernels: ")

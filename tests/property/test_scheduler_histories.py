@@ -144,7 +144,7 @@ class History(RuleBasedStateMachine):
         seen["chunks"] += self.harness.partial_chunks
 
 
-@pytest.mark.parametrize("histories", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("histories", [20, pytest.param(400, marks=pytest.mark.slow)])
 def test_no_history_leaks_starves_or_changes_an_output(histories: int) -> None:
     seen.clear()
     run_state_machine_as_test(

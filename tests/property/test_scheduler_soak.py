@@ -15,7 +15,7 @@ SYSTEM_PROMPTS = [tuple(range(start, start + 24)) for start in (100, 200, 300)]
     ("blocks", "requests"),
     [
         pytest.param(200, 5000, id="roomy", marks=pytest.mark.slow),
-        pytest.param(14, 1200, id="so small that eviction never ends"),
+        pytest.param(14, 1200, id="so small that eviction never ends", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_left_behind(blocks: int, requests: int) -> None:

@@ -31,6 +31,7 @@ class StreamedAnswer(Answer):
         """See Answer."""
         body = _Body(send, self.call)
         pulse = asyncio.create_task(body.keep_alive(self.inference.keep_alive))
+        pulse.add_done_callback(_tell_of_failure)
         try:
             async for arrived in events:
                 if (error := failure(arrived.event)) is not None:
@@ -52,9 +53,6 @@ class StreamedAnswer(Answer):
             return 200
         finally:
             pulse.cancel()
-            (ended,) = await asyncio.gather(pulse, return_exceptions=True)
-            if isinstance(ended, Exception):
-                log.error("keep_alive_failed", job=self.call.job.id, exc_info=ended)
 
     def _frames(self, arrived: Arrived) -> bytes:
         """What an event adds to the stream; empty if it tells nothing yet."""
@@ -65,6 +63,12 @@ class StreamedAnswer(Answer):
                 frames.append(_frame(wire.encode(answer.usage_chunk(event.usage))))
             frames.append(_DONE)
         return b"".join(frames)
+
+
+def _tell_of_failure(pulse: asyncio.Task[None]) -> None:
+    # awaiting the task instead would hold up the answer's end, and a client that leaves then would count as hung up
+    if not pulse.cancelled() and (error := pulse.exception()) is not None:
+        log.error("keep_alive_failed", exc_info=error)
 
 
 class _Body:

@@ -210,7 +210,7 @@ def test_the_version_is_told() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", run("--version").stdout)
 
 
-@pytest.mark.parametrize("directory", ["root", "elsewhere"])
+@pytest.mark.parametrize("directory", ["root", pytest.param("elsewhere", marks=pytest.mark.slow)])
 def test_the_gateway_and_the_commands_are_free_of_torch(directory: str, folder: Path) -> None:
     # demo-model converts weights.
     modules = [target.where.partition(":")[0] for target in COMMANDS if target.name != "demo-model"]

@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_routes_import_neither_torch_nor_transformers() -> None:
     program = "import json, sys, polygraft.openai.routes; print(json.dumps(sorted(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
