@@ -128,13 +128,13 @@ class NativeBank(LoraBank):
         return sum(tensor.numel() for tensor in self._held[slot])
 
     def check(self) -> None:
+        self._arena.check()
         for slot, held in enumerate(self._held):
             first = slot * len(self.segments)
             segments = self._segments[first : first + len(self.segments)]
             assert self._slots[slot].rank == sum(segment.rank for segment in segments)
             pointers = [self._slots[slot].a, *(segment.b for segment in segments)]
             assert [pointer for pointer in pointers if pointer] == [tensor.data_ptr() for tensor in held]
-            self._arena.check()
             assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
 
     def _pack(self, slot: int, matrix: Tensor) -> Tensor:

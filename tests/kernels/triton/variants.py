@@ -44,35 +44,22 @@ def _ints(*names: str) -> dict[str, str]:
 def _linear(element: str) -> Iterator[Variant]:
     for weight in (element, "i8") if element == "bf16" else (element,):
         for rows in (linear.LEAST_ROWS, linear.MANY_ROWS):
-            yield Variant(
-                f"linear {element} weight={weight} rows={rows}",
-                linear.linear_kernel,
-                {
-                    **_pointers(element, "y", "x"),
-                    "weight": f"*{weight}",
-                    **_pointers(element, "bias"),
-                    "scale": "*fp32",
-                    **_ints("rows", "outputs", "inputs", "x_stride"),
-                },
-                {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
-                | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
-                linear.launch_options(ITEMSIZE[element]),
-            )
-            yield Variant(
-                f"logits {element} weight={weight} rows={rows}",
-                linear.linear_kernel,
-                {
-                    "y": "*fp32",
-                    "x": f"*{element}",
-                    "weight": f"*{weight}",
-                    **_pointers(element, "bias"),
-                    "scale": "*fp32",
-                    **_ints("rows", "outputs", "inputs", "x_stride"),
-                },
-                {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
-                | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
-                linear.launch_options(ITEMSIZE[element]),
-            )
+            for result in sorted({element, "fp32"}):
+                yield Variant(
+                    f"linear {element} weight={weight} result={result} rows={rows}",
+                    linear.linear_kernel,
+                    {
+                        "y": f"*{result}",
+                        "x": f"*{element}",
+                        "weight": f"*{weight}",
+                        **_pointers(element, "bias"),
+                        "scale": "*fp32",
+                        **_ints("rows", "outputs", "inputs", "x_stride"),
+                    },
+                    {"SCALED": weight == "i8", "BIASED": True, "BLOCK_T": rows}
+                    | {"BLOCK_N": linear.BLOCK_N, "BLOCK_K": linear.BLOCK_K},
+                    linear.launch_options(ITEMSIZE[element]),
+                )
 
 
 def _pointwise(element: str) -> Iterator[Variant]:
