@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polygraft_engine.host_sampling import sample_on_host
 from polygraft_engine.penalties import adjust, changes_logits
 from polygraft_engine.plan import Sampled
 from polygraft_engine.randomness import uniform
@@ -59,7 +58,7 @@ class Sampler:
         if rows:
             chosen = logits if len(rows) == len(requests) else logits[rows]
             how = _sample_tensors([requests[index] for index in rows], logits)
-            drawn = sample_on_host(chosen, how) if logits.is_cpu else self._backend.sample(chosen, how).tolist()
+            drawn: list[int] = self._backend.sample(chosen, how).tolist()
             for index, token in zip(rows, drawn, strict=True):
                 tokens[index] = token
         return tokens

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import KernelError, LoraBank, LoraGroups, LoraPair
+from polygraft_kernels.api import KernelError, LoraBank, LoraGroups, LoraPair, SampleTensors
 from polygraft_kernels.quantization import Int8Weight
 
 
@@ -56,10 +57,20 @@ def check_table(table: Tensor, dim: int) -> None:
     require(fits and dim % 2 == 0, f"the rope table is not contiguous float32 [P, 2, {dim} / 2]")
 
 
-def check_integers(x: Tensor, name: str, dtype: torch.dtype, count: int | None = None) -> None:
+def check_vector(x: Tensor, name: str, dtype: torch.dtype, count: int | None = None) -> None:
     """x contiguous, of `dtype`, and of `count` rows if that is given."""
     require(x.dtype == dtype and x.is_contiguous(), f"{name} is not contiguous {dtype}")
     require(count is None or x.shape[0] == count, f"{name} has {x.shape[0]} rows, not {count}")
+
+
+def check_sampling(logits: Tensor, how: SampleTensors) -> None:
+    """logits float32 [R, V] and contiguous settings for R rows, all on one device."""
+    require(logits.dtype == torch.float32, f"logits are {logits.dtype}, not float32")
+    require(logits.dim() == 2 and logits.shape[1] > 0, f"logits {list(logits.shape)} are not [R, V]")
+    for field in fields(how):
+        setting: Tensor = getattr(how, field.name)
+        check_vector(setting, field.name, torch.int64 if field.name == "top_k" else torch.float32, logits.shape[0])
+        require(setting.device == logits.device, f"{field.name} is on {setting.device}, logits on {logits.device}")
 
 
 def check_pairs(bank: LoraBank, slot: int, pairs: Sequence[LoraPair | None]) -> None:

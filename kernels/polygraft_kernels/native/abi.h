@@ -87,6 +87,15 @@ struct Layer {
     double eps;
 };
 
+// How each row of logits is sampled, all [rows]; what the numbers mean: api.py, SampleTensors.
+struct SampleRows {
+    const float* temperature;
+    const int64_t* top_k;
+    const float* top_p;
+    const float* min_p;
+    const float* uniform;
+};
+
 // Scratch memory of the calling thread, 64-byte aligned, valid until the next call. Aborts when memory is out.
 extern "C" void* pg_workspace(size_t bytes);
 

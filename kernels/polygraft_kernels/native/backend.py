@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_void_p
+from dataclasses import fields
 from typing import ClassVar
 
 import torch
@@ -23,19 +24,19 @@ from polygraft_kernels.checks import (
     check_groups,
     check_heads,
     check_int8,
-    check_integers,
     check_rows,
+    check_sampling,
     check_table,
+    check_vector,
     check_weight,
     require,
 )
 from polygraft_kernels.native.fused import cache_address, checked_window, describe_layer, describe_step
-from polygraft_kernels.native.layouts import Step, address, heads_of, pack_groups
+from polygraft_kernels.native.layouts import SampleRows, Step, address, heads_of, pack_groups
 from polygraft_kernels.native.pages import Arena, Pages
 from polygraft_kernels.native.storage import NativeBank, NativeCache, NativeLinear
 from polygraft_kernels.native.units import DTYPES, Functions, Unit
 from polygraft_kernels.quantization import Int8Weight
-from polygraft_kernels.reference.sampling import sample
 
 
 class NativeBackend(Backend):
@@ -113,7 +114,7 @@ class NativeBackend(Backend):
         require(v.dtype == k.dtype, f"v is {v.dtype}, k {k.dtype}")
         check_heads(k, "k", cache.kv_heads, cache.head_dim)
         check_heads(v, "v", cache.kv_heads, cache.head_dim)
-        check_integers(slot_mapping, "slot_mapping", torch.int64)
+        check_vector(slot_mapping, "slot_mapping", torch.int64)
         rows = k.shape[0]
         require(v.shape[0] == rows == slot_mapping.shape[0], "k, v and slot_mapping differ in rows")
         functions.store_kv(cache.address, byref(heads_of(k)), byref(heads_of(v)), slot_mapping.data_ptr(), rows)
@@ -161,7 +162,7 @@ class NativeBackend(Backend):
         check_heads(q, "q", q.shape[1], dim)
         check_heads(k, "k", k.shape[1], dim)
         check_table(table, dim)
-        check_integers(positions, "positions", torch.int64)
+        check_vector(positions, "positions", torch.int64)
         require(q.shape[0] == k.shape[0] == positions.shape[0], "q, k and positions differ in rows")
         functions.rope(
             byref(heads_of(q)),
@@ -184,7 +185,13 @@ class NativeBackend(Backend):
         return out
 
     def sample(self, logits: Tensor, how: SampleTensors) -> Tensor:
-        return sample(logits, how)
+        check_sampling(logits, how)
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64)
+        numbers = SampleRows(*(getattr(how, field.name).data_ptr() for field in fields(how)))
+        self.unit.sample(address(numbers), logits.data_ptr(), rows, vocab, tokens.data_ptr(), torch.get_num_threads())
+        return tokens
 
     def decoder_layer(
         self, x: Tensor, layer: DecoderLayer, cache: KVCache, step: StepTensors, rope_table: Tensor

@@ -3,6 +3,7 @@
 
 #include "layer.h"
 #include "probe.h"
+#include "sample.h"
 
 #define PG_PASTE(isa, name, type) pg_##isa##_##name##_##type
 #define PG_NAME(isa, name, type) PG_PASTE(isa, name, type)
@@ -159,6 +160,10 @@ using pg::bf16;
 PG_EXPORT_TYPE(float, float32)
 PG_EXPORT_TYPE(bf16, bfloat16)
 
+PG_EXPORT void PG_NAME(PG_ISA, sample, float32)(const pg::SampleRows* how, const float* logits, int64_t rows,
+                                                int64_t vocab, int64_t* tokens, int64_t threads) {
+    pg::PG_ISA::sample_call(*how, logits, rows, vocab, tokens, threads);
+}
 PG_EXPORT int64_t PG_NAME(PG_ISA, vector, lanes)() { return pg::PG_ISA::VL; }
 PG_EXPORT double PG_NAME(PG_ISA, fma, peak)(int64_t rounds, int64_t threads) {
     return pg::PG_ISA::fma_peak(rounds, threads);

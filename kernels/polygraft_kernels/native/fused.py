@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polygraft_kernels.api import DecoderLayer, KVCache, LoraLinear, StepTensors
-from polygraft_kernels.checks import check_integers, check_starts, require
+from polygraft_kernels.checks import check_starts, check_vector, require
 from polygraft_kernels.native import layouts
 from polygraft_kernels.native.layouts import Layer, Step, pack_groups
 from polygraft_kernels.native.storage import FusedLayer, NativeBank, NativeCache, NativeLinear
@@ -18,10 +18,10 @@ def describe_step(step: StepTensors) -> Step:
     """The struct for `step`, whose tensors it points at."""
     rows = step.positions.shape[0]
     check_starts(step.groups, rows)
-    check_integers(step.positions, "positions", torch.int64)
-    check_integers(step.slot_mapping, "slot_mapping", torch.int64, rows)
-    check_integers(step.query_starts, "query_starts", torch.int32)
-    check_integers(step.block_tables, "block_tables", torch.int32, step.query_starts.shape[0] - 1)
+    check_vector(step.positions, "positions", torch.int64)
+    check_vector(step.slot_mapping, "slot_mapping", torch.int64, rows)
+    check_vector(step.query_starts, "query_starts", torch.int32)
+    check_vector(step.block_tables, "block_tables", torch.int32, step.query_starts.shape[0] - 1)
     return Step(
         step.positions.data_ptr(),
         step.slot_mapping.data_ptr(),

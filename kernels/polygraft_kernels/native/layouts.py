@@ -96,6 +96,16 @@ class Layer(Structure):
     )
 
 
+class SampleRows(Structure):
+    _fields_ = (
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("uniform", c_void_p),
+    )
+
+
 def pack_groups(groups: LoraGroups) -> Groups:
     """Copies of the two lists; ctypes keeps them alive with the struct."""
     count = len(groups.slots)

@@ -82,7 +82,8 @@ void sweep(const X* x, long ldx, long rows, const W* w, long depth, long outputs
         const W* next = after ? after + (panel - first) * panel_size : here + count * panel_size;
         for (long i = 0; i < tiles; ++i) {
             long row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
-            Ahead ahead = ahead_of(next, count * panel_size * sizeof(W), depth, i, tiles);
+            Ahead ahead;  // panels that pass side by side are streams that the processor follows by itself, and better
+            if (together == 1) ahead = ahead_of(next, count * panel_size * sizeof(W), depth, i, tiles);
             panels_product(x + row * ldx, ldx, height, here, panel_size, depth, count, narrow, sums, ahead);
             for (long r = 0; r < height; ++r)
                 for (long v = 0; v < width; ++v)

@@ -64,6 +64,7 @@ class Unit:
     isa: str
     lanes: int
     functions: dict[torch.dtype, Functions]
+    sample: Function
     fma_peak: Callable[[int, int], float]
     memory_read: Callable[[int, int, int], float]
 
@@ -115,8 +116,10 @@ def _bind(library: CDLL, isa: str) -> Unit:
     peak.argtypes, peak.restype = (c_int64, c_int64), c_double
     read = library[f"pg_{isa}_memory_read"]
     read.argtypes, read.restype = (c_void_p, c_int64, c_int64), c_double
+    sample = library[f"pg_{isa}_sample_float32"]
+    sample.argtypes, sample.restype = (_POINTER, _POINTER, _INTEGER, _INTEGER, _POINTER, _INTEGER), None
     functions = {dtype: _functions(library, isa, name) for dtype, name in DTYPES.items()}
-    return Unit(isa, int(lanes()), functions, peak, read)
+    return Unit(isa, int(lanes()), functions, sample, peak, read)
 
 
 def _functions(library: CDLL, isa: str, dtype: str) -> Functions:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polygraft_kernels.api import SampleTensors
-from polygraft_kernels.checks import require
+from polygraft_kernels.checks import check_sampling
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this take the largest logit."""
@@ -18,7 +18,7 @@ def sample(logits: Tensor, how: SampleTensors) -> Tensor:
     Probabilities are float64, so that the cumulated sum of a large vocabulary still resolves a float32 uniform.
     The nucleus is taken of what top_k left, renormalised, as transformers and vLLM do.
     """
-    require(logits.dim() == 2 and logits.shape[1] > 0, f"logits {list(logits.shape)} are not [R, V]")
+    check_sampling(logits, how)
     chosen = logits.argmax(dim=-1)
     rows = (how.temperature >= GREEDY_BELOW).nonzero().squeeze(1)
     if rows.numel() == 0:
