@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -27,6 +28,7 @@ from polygraft_kernels.api import (
     StepTensors,
 )
 from polygraft_kernels.native import NativeBackend, create_isa
+from polygraft_kernels.native.pages import Pages
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, LAYERS = 576, 1536, 9, 3, 64, 49152, 30
 QKV = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
@@ -37,6 +39,7 @@ LINEARS = {
     "down": (HIDDEN, INTERMEDIATE),
     "lm_head": (VOCABULARY, HIDDEN),
 }
+PROBE_ROUNDS, PROBE_CHAINS = 100_000, 12
 COLD_BYTES = 96 << 20
 """Weights touched between two uses of the same one: more than a last-level cache holds."""
 
@@ -95,15 +98,36 @@ def best_time(calls: list[Callable[[], object]], seconds: float) -> float:
     return sum(best) / len(best)
 
 
-def measure_ceilings(backend: NativeBackend) -> Ceilings:
-    """Multiply-adds from registers and reading 256 MiB in turn, on torch's number of threads."""
-    unit, threads = backend.unit, torch.get_num_threads()
-    rounds, chains = 100_000, 12
-    spent = best_time([lambda: unit.fma_peak(rounds, threads)], 0.3)
-    memory = torch.zeros(64 << 20).split(1 << 20)
-    reads = [lambda part=part: unit.memory_read(part.data_ptr(), part.numel(), threads) for part in memory]
-    read = best_time(reads, 1.0)
-    return Ceilings(2.0 * unit.lanes * chains * rounds * threads / spent / 1e9, memory[0].numel() * 4 / read / 1e9)
+class Probe:
+    """The machine's ceilings: multiply-adds from registers, and reading 256 MiB, on torch's number of threads."""
+
+    def __init__(self, backend: NativeBackend) -> None:
+        self._unit = backend.unit
+        self._memory = Pages().zeros((64 << 20,), torch.float32).fill_(1.0).split(1 << 20)
+
+    def best(self) -> Ceilings:
+        """Those of the best moments within a second or two."""
+        reads = [partial(self._read, part) for part in self._memory]
+        return self._ceilings(best_time([self._multiply], 0.3), best_time(reads, 1.0) * len(reads))
+
+    def now(self) -> Ceilings:
+        """Those of this moment: machines that are shared change from one to the next."""
+        start = time.perf_counter()
+        self._multiply()
+        between = time.perf_counter()
+        for part in self._memory:
+            self._read(part)
+        return self._ceilings(between - start, time.perf_counter() - between)
+
+    def _multiply(self) -> None:
+        self._unit.fma_peak(PROBE_ROUNDS, torch.get_num_threads())
+
+    def _read(self, part: Tensor) -> None:
+        self._unit.memory_read(part.data_ptr(), part.numel(), torch.get_num_threads())
+
+    def _ceilings(self, multiplying: float, reading: float) -> Ceilings:
+        flops = 2.0 * self._unit.lanes * PROBE_CHAINS * PROBE_ROUNDS * torch.get_num_threads()
+        return Ceilings(flops / multiplying / 1e9, sum(part.nbytes for part in self._memory) / reading / 1e9)
 
 
 def linear_figures(bench: Bench, all_rows: list[int], names: list[str]) -> Iterator[Figure]:
@@ -246,7 +270,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with _threads(chosen.threads):
         backend = create_isa(chosen.isa)
-        bench = Bench(backend, getattr(torch, chosen.dtype), chosen.seconds, measure_ceilings(backend))
+        bench = Bench(backend, getattr(torch, chosen.dtype), chosen.seconds, Probe(backend).best())
         figures = list(_figures(bench, chosen.rows, chosen.linears, chosen.only))
     if chosen.json:
         print(json.dumps({"ceilings": asdict(bench.ceilings), "figures": [asdict(figure) for figure in figures]}))

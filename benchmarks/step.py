@@ -2,7 +2,8 @@
 
 Fills an engine with prompts of random tokens, then times decode steps, phase by phase, in milliseconds. With
 `--operations` a second engine runs the same steps one operation at a time, and each is held against its floor: the
-multiply-adds and the bytes from memory that it cannot do without, at the ceilings measured in the same run.
+multiply-adds and the bytes from memory that it cannot do without, at the ceilings measured in the same run. The first
+engine's whole steps are held against the ceilings of their own moments, measured between them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import timed
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from timed import TimedBackend
 
-from kernels import measure_ceilings
+from kernels import Ceilings, Probe
 from polygraft_adapters.types import AdapterInfo, ModuleKey, ModuleShapes
 from polygraft_adapters.weights import AdapterWeights, ModuleDelta
 from polygraft_engine.adapter_source import DictSource
@@ -30,7 +31,21 @@ from polygraft_engine.models.loading import resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.stats import StepPhases
 from polygraft_engine.types import Generation, SamplingParams
+from polygraft_kernels.native import create_isa
 from polygraft_kernels.registry import BACKENDS
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """A decode step, and what the machine could do right after it."""
+
+    phases: StepPhases
+    ceilings: Ceilings | None
+
+    @property
+    def seconds(self) -> float:
+        """Of the forward pass with its head."""
+        return self.phases.forward + self.phases.sample
 
 
 def random_adapter(modules: ModuleShapes, index: int, rank: int, dtype: torch.dtype) -> AdapterWeights:
@@ -71,7 +86,7 @@ def report(title: str, phases: list[StepPhases]) -> None:
 
 def operations(backend: TimedBackend, steps: int) -> None:
     """What each operation took of a step, in milliseconds, beside its floor."""
-    ceilings = measure_ceilings(backend)
+    ceilings = Probe(backend).best()
     table = Table(title=f"one step; ceilings {ceilings.gflops:.0f} GFLOP/s, {ceilings.gbytes:.1f} GB/s")
     for column in ("operation", "calls", "ms", "GFLOP/s", "GB/s", "floor ms", "of floor"):
         table.add_column(column, justify="left" if column == "operation" else "right")
@@ -81,6 +96,19 @@ def operations(backend: TimedBackend, steps: int) -> None:
         row = [f"{number:.2f}" for number in (*numbers, floor / steps * 1e3)]
         table.add_row(name, str(spent.calls // steps), *row, f"{floor / spent.seconds:.0%}")
     Console().print(table)
+
+
+def whole_steps(backend: TimedBackend, steps: int, decode: list[Decode]) -> None:
+    """How near whole forward passes come to reading memory and to multiplying, all at the same time."""
+    flops, size = (sum(getattr(each, name) for each in backend.spent.values()) / steps for name in ("flops", "bytes"))
+    shares = [
+        (size / each.ceilings.gbytes / 1e9 / each.seconds, flops / each.ceilings.gflops / 1e9 / each.seconds)
+        for each in decode
+        if each.ceilings is not None
+    ]
+    memory, multiplying = (statistics.median(share) for share in zip(*shares, strict=True))
+    larger = statistics.median(map(max, shares))
+    print(f"of memory's bandwidth {memory:.0%}, of multiply-adds {multiplying:.0%}, of the larger floor {larger:.0%}")
 
 
 def main() -> None:
@@ -100,19 +128,23 @@ def main() -> None:
     parser.add_argument("--operations", action="store_true", help="time every operation too, on native kernels")
     arguments = parser.parse_args()
 
-    prefill, decode, engine = run(arguments, arguments.kernels)
+    probe = Probe(create_isa(None)) if arguments.operations else None
+    prefill, decode, engine = run(arguments, arguments.kernels, probe)
     print(f"{Path(arguments.model).name}: {engine.info.numerics_id}, {engine.limits.num_blocks} blocks")
     report("prefill", prefill)
-    report("decode", decode)
+    report("decode", [each.phases for each in decode])
     if arguments.operations:
         BACKENDS["timed"] = timed.__name__
-        _, decode, _ = run(arguments, "timed")
-        report("one by one", decode)
-        operations(timed.last(), len(decode))
+        _, one_by_one, _ = run(arguments, "timed")
+        report("one by one", [each.phases for each in one_by_one])
+        operations(timed.last(), len(one_by_one))
+        whole_steps(timed.last(), len(one_by_one), decode)
 
 
-def run(arguments: argparse.Namespace, kernels: str) -> tuple[list[StepPhases], list[StepPhases], Engine]:
-    """The phases of prefill steps, those of decode steps, and the engine."""
+def run(
+    arguments: argparse.Namespace, kernels: str, probe: Probe | None = None
+) -> tuple[list[StepPhases], list[Decode], Engine]:
+    """The phases of prefill steps, the decode steps with the ceilings that `probe` finds after each, and the engine."""
     source = DictSource()
     options = EngineOptions(
         model=arguments.model,
@@ -129,7 +161,7 @@ def run(arguments: argparse.Namespace, kernels: str) -> tuple[list[StepPhases], 
     digests = [source.put(random_adapter(modules, index, arguments.rank, dtype)) for index in range(arguments.adapters)]
     fill(engine, arguments, digests)
     prefill: list[StepPhases] = []
-    decode: list[StepPhases] = []
+    decode: list[Decode] = []
     while engine.has_work and len(decode) < arguments.steps:
         before = engine.stats().computed_tokens
         engine.step()
@@ -139,7 +171,7 @@ def run(arguments: argparse.Namespace, kernels: str) -> tuple[list[StepPhases], 
             prefill.append(stats.last_step)
             timed.reset()
         else:
-            decode.append(stats.last_step)
+            decode.append(Decode(stats.last_step, probe.now() if probe is not None else None))
     return prefill, decode, engine
 
 

@@ -32,7 +32,7 @@ struct SampleRoom {
     double* sums;       // [blocks], of each block's weights
     double* masses;     // [Buckets]
     float* weights;     // [blocks][SampleBlock], zero behind the vocabulary
-    float* candidates;  // [vocab]
+    float* candidates;  // as many
     int* counts;        // [Buckets]
 
     static long bytes(long vocab) {
@@ -85,9 +85,12 @@ PG_INLINE double set_weights(const SampleRoom& room, long vocab, F f) {
 template <class Keeps>
 Limit walk_down(const SampleRoom& room, long vocab, float floor, Keeps keeps) {
     long found = 0;
-    for (long i = 0; i < vocab; ++i) {
-        room.candidates[found] = room.weights[i];
-        found += room.weights[i] > floor;
+    for (long i = 0; i < vocab; i += VL) {  // the last vector goes on with zeros
+        if (!any_above<VL>(load<VL>(room.weights + i), splat<VL>(floor))) continue;
+        for (long lane = i; lane < i + VL; ++lane) {
+            room.candidates[found] = room.weights[lane];
+            found += room.weights[lane] > floor;
+        }
     }
     std::fill(room.counts, room.counts + Buckets, 0);
     std::fill(room.masses, room.masses + Buckets, 0.0);

@@ -192,6 +192,21 @@ PG_INLINE float largest(Float<L> x) {
     return most;
 }
 
+// Whether any lane of a is above b's.
+template <int L>
+PG_INLINE bool any_above(Float<L> a, Float<L> b) {
+#if PG_FMA
+    if constexpr (L == 8) return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
+#endif
+#if PG_AVX512
+    if constexpr (L == 16) return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
+#endif
+    typename Lanes<L>::I above = a > b;
+    bool any = false;
+    for (int i = 0; i < L; ++i) any |= above[i] != 0;
+    return any;
+}
+
 // e^x to about 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r (Cephes' coefficients), n added to the
 // exponent. Arguments are clamped to where the result is a normal number; callers treat masked keys apart.
 template <int L>
