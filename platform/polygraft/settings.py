@@ -71,7 +71,11 @@ class Settings(BaseSettings):
     redis_url: str | None = None
     """Default: a private server on a Unix socket in the data folder."""
     blob_store: str | None = None
-    """Default: a folder in the data folder."""
+    """A folder, or s3://bucket/prefix; default: a folder in the data folder."""
+    adapter_root: Strings = ()
+    """Folders below which adapters may be loaded and imported from by path; default: none."""
+    max_adapter_size: Size = 4 << 30
+    """Largest upload, and largest adapter once it is unpacked."""
     # who may call
     auth: Literal["keys", "none"] = "keys"
     """`none` serves anybody on this machine as the tenant `default`."""

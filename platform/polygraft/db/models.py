@@ -1,11 +1,12 @@
-"""The tables. Portable: SQLite for one machine, PostgreSQL for many. The first migration says the same in Alembic."""
+"""The tables. Portable: SQLite for one machine, PostgreSQL for many. The migrations say the same in Alembic."""
 
 from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, MetaData, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Integer, MetaData, String, UniqueConstraint
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
@@ -81,6 +82,8 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Model names that the key may call, as clients write them without a version; None: all."""
 
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
 
@@ -94,23 +97,28 @@ class Adapter(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True, default=lambda: new_id("adp"))
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(64))
-    base_model: Mapped[str] = mapped_column(String(255))
-    """The served base model that the adapter was checked against."""
-    source: Mapped[str] = mapped_column(String(16))
-    """How it came in: "option" lives as long as the --adapter option does."""
     enabled: Mapped[bool] = mapped_column(default=True)
-    """False: kept, not served."""
-    served_version: Mapped[int]
-    """What the bare name serves."""
+    """False: it came in by an --adapter option that is gone; kept, not served."""
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Soft deletion: not served and not listed, until it is restored or purged."""
+    served_version: Mapped[int | None]
+    """What the bare name serves; None until the first version is ready."""
+    next_version: Mapped[int] = mapped_column(default=1)
+    share_prefix: Mapped[bool] = mapped_column(default=False)
+    """Whether callers of a shared adapter may share its cached prefixes."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
 
+    tenant: Mapped[Tenant] = relationship(lazy="raise")
     versions: Mapped[list[AdapterVersion]] = relationship(
         back_populates="adapter", order_by="AdapterVersion.version", lazy="raise", cascade="all, delete-orphan"
+    )
+    aliases: Mapped[list[AdapterAlias]] = relationship(
+        order_by="AdapterAlias.name", lazy="raise", cascade="all, delete-orphan"
     )
 
 
 class AdapterVersion(Base):
-    """Immutable contents under a name, numbered from 1."""
+    """Immutable contents under a name, numbered from 1. What validation finds is None until it has ended."""
 
     __tablename__ = "adapter_versions"
     __table_args__ = (UniqueConstraint("adapter_id", "version"), UniqueConstraint("adapter_id", "digest"))
@@ -118,15 +126,84 @@ class AdapterVersion(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True, default=lambda: new_id("adv"))
     adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id", ondelete="CASCADE"))
     version: Mapped[int]
-    digest: Mapped[str] = mapped_column(String(80), index=True)
+    source: Mapped[str] = mapped_column(String(16))
+    """How it came in: option, upload or import."""
+    origin: Mapped[str | None] = mapped_column(String(2000))
+    """Where an import came from."""
     status: Mapped[str] = mapped_column(String(16), default="ready")
     """validating, ready or failed."""
     status_reason: Mapped[str | None] = mapped_column(String(2000))
-    rank: Mapped[int]
-    scale: Mapped[float]
-    target_modules: Mapped[list[str]] = mapped_column(JSON)
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
-    warnings: Mapped[list[str]] = mapped_column(JSON)
+    errors: Mapped[list[dict[str, str]] | None] = mapped_column(JSON(none_as_null=True))
+    """All that is wrong with a failed one: tensor or field, problem, hint."""
+    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Until when somebody validates it; a gateway that dies leaves it to the next."""
+    digest: Mapped[str | None] = mapped_column(String(80), index=True)
+    base_model: Mapped[str] = mapped_column(String(255))
+    """The served base model that it is checked against."""
+    rank: Mapped[int | None]
+    scale: Mapped[float | None]
+    target_modules: Mapped[list[str]] = mapped_column(JSON, default=list)
+    size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    warnings: Mapped[list[str]] = mapped_column(JSON, default=list)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
 
     adapter: Mapped[Adapter] = relationship(back_populates="versions", lazy="raise")
+
+
+class AdapterAlias(Base):
+    """A further name for a version of an adapter, or for a weighted split over several."""
+
+    __tablename__ = "adapter_aliases"
+
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    split: Mapped[list[dict[str, int]]] = mapped_column(JSON)
+    """[{"version": 3, "weight": 90}, ...]; a plain alias is a split of one."""
+
+
+class AdapterShare(Base):
+    """An adapter that another tenant may call, as `owner/adapter`."""
+
+    __tablename__ = "adapter_shares"
+
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id", ondelete="CASCADE"), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True, index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
+
+
+class Upload(Base):
+    """A resumable upload that is under way; its bytes lie beside the blobs under its id."""
+
+    __tablename__ = "uploads"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True, default=lambda: new_id("upl"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    """The adapter's name."""
+    filename: Mapped[str] = mapped_column(String(16))
+    """What the bytes are: adapter.zip or adapter.tar.gz."""
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    """Of the whole, as announced."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class AuditEntry(Base):
+    """Who did what to which object, from where, when. Only ever added to."""
+
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
+    tenant_id: Mapped[str | None] = mapped_column(String(40), index=True)
+    """Whose object it was; outlives the tenant."""
+    actor: Mapped[str] = mapped_column(String(16))
+    """operator, tenant or server."""
+    key_id: Mapped[str | None] = mapped_column(String(40))
+    action: Mapped[str] = mapped_column(String(64))
+    """Object and verb, such as key.create or adapter.rollback."""
+    object_id: Mapped[str] = mapped_column(String(128))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    address: Mapped[str | None] = mapped_column(String(64))
+    """Of the client's end of the connection."""
+    request_id: Mapped[str | None] = mapped_column(String(64))

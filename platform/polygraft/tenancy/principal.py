@@ -20,3 +20,5 @@ class Principal:
     tenant_id: str | None
     tenant_name: str | None
     scopes: frozenset[Scope]
+    models: frozenset[str] | None = None
+    """The model names that the key may call, without versions; None: all."""

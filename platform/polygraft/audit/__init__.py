@@ -1,0 +1,5 @@
+"""The audit log: who did what to which object, from where, when."""
+
+from polygraft.audit.record import SERVER, Actor, record
+
+__all__ = ["SERVER", "Actor", "record"]
