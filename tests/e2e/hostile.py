@@ -67,7 +67,7 @@ class Maker:
 
 
 def uploads(folder: Path, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """`count` of them: what is wrong, the file's name, its bytes. The kinds come in turn, a little different each time."""
+    """`count` of them: what is wrong, the file's name, its bytes. The kinds take turns, never quite the same."""
     maker = Maker(folder)
     draw = random.Random(0)
     for number in range(count):
@@ -209,6 +209,6 @@ def empty(_: Maker, draw: random.Random) -> tuple[str, bytes]:
 
 KINDS = [
     truncated_zip, truncated_tar, truncated_weights, noise, zip_bomb, gzip_bomb, many_members, climbing_name, linked,
-    device, pickled, pickled_in_disguise, no_config, broken_config, deep_config, impossible_field, not_a_number, wrong_shape,
-    unknown_module, overlapping, ten_thousand_tensors, lying_header, empty,
+    device, pickled, pickled_in_disguise, no_config, broken_config, deep_config, impossible_field, not_a_number,
+    wrong_shape, unknown_module, overlapping, ten_thousand_tensors, lying_header, empty,
 ]  # fmt: skip

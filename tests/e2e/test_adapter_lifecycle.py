@@ -64,10 +64,8 @@ def test_parallel_deletions_and_uploads_leave_no_ghosts(tenant: Tenant, demo_ada
     with ThreadPoolExecutor(8) as pool:
         pushed = [answer.status_code for answer in pool.map(lambda _: tenant.push("ghost", content), range(4))]
         assert sorted(set(pushed)) in ([200, 201], [201])
-        gone = [
-            answer.status_code for answer in pool.map(lambda _: tenant.call("DELETE", "/v1/adapters/ghost"), range(4))
-        ]
-    assert sorted(answer.status_code for answer in answers) == [200, 404, 404, 404]
+        gone = list(pool.map(lambda _: tenant.call("DELETE", "/v1/adapters/ghost"), range(4)))
+    assert sorted(answer.status_code for answer in gone) == [200, 404, 404, 404]
     assert "ghost" not in tenant.models()
     assert tenant.chat("ghost").status_code == 404
 
