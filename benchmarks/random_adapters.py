@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -18,20 +19,21 @@ from polygraft_adapters import ModuleKey
 from polygraft_engine.models.architecture import read_spec
 
 
-def write(folder: Path, model: Path, rank: int, seed: int) -> None:
-    """One PEFT folder with small random weights in bfloat16."""
+def write(folder: Path, model: Path, rank: int, seed: int, targets: Collection[str] | None = None) -> None:
+    """One PEFT folder with small random weights in bfloat16, on all modules or on `targets`."""
     generator = torch.Generator().manual_seed(seed)
     modules = read_spec(model).module_shapes(model.name)
+    shapes = {target: shape for target, shape in modules.shapes.items() if targets is None or target in targets}
     tensors = {}
     for layer in range(modules.layers):
-        for target, (outputs, inputs) in modules.shapes.items():
+        for target, (outputs, inputs) in shapes.items():
             path = f"base_model.model.{ModuleKey(layer, target).path}"
             for name, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
                 values = torch.randn(shape, generator=generator) * 0.01
                 tensors[f"{path}.{name}.weight"] = values.to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(modules.shapes)}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes)}
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": model.name}))
 
 
