@@ -100,17 +100,14 @@ async def _register(session: AsyncSession, tenant_id: str, base_model: str, item
     """Serve the contents under the name: an old version if it has them already, else the next one."""
     adapter = await repository.adapter_by_name(session, tenant_id, item.option.name)
     if adapter is None:
-        adapter = Adapter(
-            tenant_id=tenant_id, name=item.option.name, base_model=base_model, source=SOURCE, served_version=1
-        )
-        adapter.versions = [_version(1, item.info)]
+        adapter = Adapter(tenant_id=tenant_id, name=item.option.name, next_version=1, versions=[])
         session.add(adapter)
-        return
     known = next((version for version in adapter.versions if version.digest == item.info.digest), None)
     if known is None:
-        known = _version(len(adapter.versions) + 1, item.info)
+        known = _version(adapter.next_version, base_model, item.info)
         adapter.versions.append(known)
-    adapter.served_version, adapter.base_model, adapter.enabled = known.version, base_model, True
+        adapter.next_version += 1
+    adapter.served_version, adapter.enabled, adapter.deleted_at = known.version, True, None
 
 
 async def _retire_all_but(session: AsyncSession, tenant_id: str, names: set[str]) -> None:
@@ -119,9 +116,11 @@ async def _retire_all_but(session: AsyncSession, tenant_id: str, names: set[str]
             adapter.enabled = False
 
 
-def _version(number: int, info: AdapterInfo) -> AdapterVersion:
+def _version(number: int, base_model: str, info: AdapterInfo) -> AdapterVersion:
     return AdapterVersion(
         version=number,
+        source=SOURCE,
+        base_model=base_model,
         digest=info.digest,
         status="ready",
         rank=info.rank,

@@ -26,26 +26,31 @@ async def served_version(
     query = (
         select(Adapter, AdapterVersion)
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.enabled)
+        .where(Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.enabled, Adapter.deleted_at.is_(None))
         .where(AdapterVersion.version == number, AdapterVersion.status == "ready")
     )
     row = (await session.execute(query)).first()
     return None if row is None else (row[0], row[1])
 
 
-async def served_adapters(session: AsyncSession, tenant_id: str) -> Sequence[Adapter]:
-    """The tenant's enabled adapters whose served version is ready, by name."""
+async def served_adapters(session: AsyncSession, tenant_id: str) -> Sequence[tuple[Adapter, AdapterVersion]]:
+    """The tenant's served adapters whose served version is ready, with that version, by name."""
     query = (
-        select(Adapter)
+        select(Adapter, AdapterVersion)
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-        .where(Adapter.tenant_id == tenant_id, Adapter.enabled)
+        .where(Adapter.tenant_id == tenant_id, Adapter.enabled, Adapter.deleted_at.is_(None))
         .where(AdapterVersion.version == Adapter.served_version, AdapterVersion.status == "ready")
         .order_by(Adapter.name)
     )
-    return (await session.scalars(query)).all()
+    return [(row[0], row[1]) for row in await session.execute(query)]
 
 
 async def adapters_from(session: AsyncSession, tenant_id: str, source: str) -> Sequence[Adapter]:
-    """The tenant's adapters that came in by `source`, served or not, with their versions."""
-    query = select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.source == source)
-    return (await session.scalars(query.options(selectinload(Adapter.versions)))).all()
+    """The tenant's adapters whose served version came in by `source`."""
+    query = (
+        select(Adapter)
+        .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+        .where(Adapter.tenant_id == tenant_id)
+        .where(AdapterVersion.version == Adapter.served_version, AdapterVersion.source == source)
+    )
+    return (await session.scalars(query)).all()

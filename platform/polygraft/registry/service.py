@@ -46,9 +46,9 @@ class Registry:
         if found is None:
             raise model_not_found(name)
         adapter, served = found
-        self._require_worker(adapter.base_model)
+        self._require_worker(served.base_model)
         return ResolvedModel(
-            base=adapter.base_model,
+            base=served.base_model,
             digest=served.digest,
             adapter=adapter.name,
             version=served.version,
@@ -73,11 +73,11 @@ class Registry:
                 id=adapter.name,
                 created=int(adapter.created_at.timestamp()),
                 owned_by=principal.tenant_name if principal.tenant_name is not None else principal.tenant_id,
-                parent=adapter.base_model,
-                max_model_len=live[adapter.base_model].max_model_len,
+                parent=version.base_model,
+                max_model_len=live[version.base_model].max_model_len,
             )
-            for adapter in adapters
-            if adapter.base_model in live
+            for adapter, version in adapters
+            if version.base_model in live
         ]
 
     def _require_worker(self, base: str) -> None:

@@ -63,7 +63,7 @@ async def register(database: Database, card: ModelCard, blobs: Blobs) -> Any:
 async def served(database: Database, tenant_id: str) -> dict[str, tuple[int, str]]:
     async with database.transaction() as session:
         found = {}
-        for adapter in await repository.served_adapters(session, tenant_id):
+        for adapter, _ in await repository.served_adapters(session, tenant_id):
             row = await repository.served_version(session, tenant_id, adapter.name, None)
             assert row is not None
             found[adapter.name] = (row[1].version, row[1].digest)

@@ -15,6 +15,8 @@ from polygraft.tenancy.principal import TENANT_SCOPES, Principal
 def version(number: int, status: str = "ready") -> AdapterVersion:
     return AdapterVersion(
         version=number,
+        source="option",
+        base_model="base",
         digest=f"sha256:{number}",
         status=status,
         rank=8,
@@ -32,11 +34,9 @@ async def principals(database: Database) -> dict[str, Principal]:
         tenants = [Tenant(name="acme"), Tenant(name="other")]
         session.add_all(tenants)
         await session.flush()
-        pirate = Adapter(tenant_id=tenants[0].id, name="pirate", base_model="base", source="option", served_version=2)
+        pirate = Adapter(tenant_id=tenants[0].id, name="pirate", served_version=2, next_version=4)
         pirate.versions = [version(1), version(2), version(3, "failed")]
-        gone = Adapter(
-            tenant_id=tenants[0].id, name="gone", base_model="base", source="option", served_version=1, enabled=False
-        )
+        gone = Adapter(tenant_id=tenants[0].id, name="gone", served_version=1, enabled=False)
         gone.versions = [version(1)]
         session.add_all([pirate, gone])
     return {
