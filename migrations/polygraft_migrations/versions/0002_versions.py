@@ -81,6 +81,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("filename", sa.String(16), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("base_model", sa.String(255), nullable=True),
         _moment("created_at"),
         _moment("expires_at"),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name="fk_uploads_tenant_id_tenants", ondelete="CASCADE"),

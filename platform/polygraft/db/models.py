@@ -184,6 +184,8 @@ class Upload(Base):
     """What the bytes are: adapter.zip or adapter.tar.gz."""
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     """Of the whole, as announced."""
+    base_model: Mapped[str | None] = mapped_column(String(255))
+    """The served base model that it was announced for, if it was."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
