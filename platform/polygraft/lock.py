@@ -11,10 +11,14 @@ from pathlib import Path
 from polygraft.errors import ConfigError
 
 
+class InUseError(ConfigError):
+    """Another process holds the lock."""
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel lets go of it when the process is gone, however it ends. Raises ConfigError when
-    another process holds it.
+    """Hold the lock file; the kernel lets go of it when the process is gone, however it ends. Raises InUseError, or
+    ConfigError for a folder that cannot be used.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ConfigError(
+            raise InUseError(
                 f"the data folder {path.parent} is in use by process {file.read().strip()}; "
                 "stop that server or choose another folder with --data-dir"
             ) from None

@@ -1,0 +1,123 @@
+"""Which server, whose key, whose adapters: the options that the commands about tenants and adapters share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polygraft import settings
+from polygraft.cli import show
+from polygraft.cli.local import local_operator
+from polygraft.cli.remote import DEFAULT_URL, Remote, RemoteError, path_of
+from polygraft.errors import OptionError
+from polygraft.lock import InUseError
+from polygraft.settings import Settings
+
+_VISIBLE = "Better in the environment: other users of a machine see command lines."
+
+Url = Annotated[
+    str | None, typer.Option(envvar="POLYGRAFT_URL", show_default=False, help=f"The server. Default: {DEFAULT_URL}.")
+]
+Key = Annotated[str | None, typer.Option(envvar="POLYGRAFT_API_KEY", help=f"A tenant's key. {_VISIBLE}")]
+AdminKey = Annotated[str | None, typer.Option(envvar="POLYGRAFT_ADMIN_KEY", help=f"An operator's key. {_VISIBLE}")]
+OfTenant = Annotated[str | None, typer.Option("--tenant", help="Act on this tenant's adapters, with the admin key.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Without --url: work on this folder's database while no server runs on it.")
+]
+DatabaseUrl = Annotated[str | None, typer.Option(help="Work on this database, without a server.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of one tenant on one server."""
+
+    remote: Remote
+    root: str
+
+    def path(self, *parts: object) -> str:
+        """Of an adapter, or of something below it."""
+        return self.root + path_of(*parts)
+
+
+@contextmanager
+def adapters(
+    url: Url = None, key: Key = None, tenant: OfTenant = None, admin_key: AdminKey = None
+) -> Generator[Adapters, None, None]:
+    """The key's own tenant's, or with --tenant those of any. Raises OptionError."""
+    where = DEFAULT_URL if url is None else url
+    if tenant is not None and admin_key is None:
+        raise OptionError("--tenant needs an operator's key: --admin-key or POLYGRAFT_ADMIN_KEY")
+    with _telling(Remote(where, key if tenant is None else admin_key)) as remote:
+        root = "/v1/adapters" if tenant is None else path_of("admin", "v1", "tenants", tenant, "adapters")
+        yield Adapters(remote, root)
+
+
+@contextmanager
+def operator(
+    url: Url = None, admin_key: AdminKey = None, data_dir: DataDir = None, database_url: DatabaseUrl = None
+) -> Generator[Remote, None, None]:
+    """The operator's routes: of the server at --url; else, while no server runs on the data folder that is told or
+    lies here, straight on its database; else of the server at the usual address. Raises ConfigError.
+    """
+    options = settings.load(data_dir=data_dir, database_url=database_url)
+    with ExitStack() as stack:
+        transport = None
+        if _on_database(url, options, told=data_dir is not None or database_url is not None):
+            # The server that has the data folder to itself does the same for whoever holds an operator's key.
+            with suppress(InUseError):
+                transport = stack.enter_context(local_operator(options))
+        if transport is None and admin_key is None:
+            raise OptionError("which operator's key? --admin-key or POLYGRAFT_ADMIN_KEY")
+        where = DEFAULT_URL if url is None else url
+        yield stack.enter_context(_telling(Remote(where, admin_key, transport=transport)))
+
+
+def _on_database(url: str | None, options: Settings, *, told: bool) -> bool:
+    """Whether to work without a server if there is none: the command line says where, or else --url does not."""
+    known = not {"data_dir", "database_url"}.isdisjoint(options.model_fields_set)
+    return told or (url is None and (known or options.data_dir.is_dir()))
+
+
+def command_on(
+    provider: Callable[..., AbstractContextManager[Any]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make `command(provided, ...)` a typer function that has the provider's options beside its own parameters."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        shared = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(provider, eval_str=True).parameters.values()
+        ]
+
+        def run(**given: Any) -> None:
+            with provider(**{parameter.name: given.pop(parameter.name) for parameter in shared}) as provided:
+                command(provided, **given)
+
+        parameters = [*own, *shared]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+@contextmanager
+def _telling(remote: Remote) -> Generator[Remote, None, None]:
+    """`remote` for as long as the block runs; what it finds wrong with an adapter is shown before the error is."""
+    try:
+        yield remote
+    except RemoteError as error:
+        if error.problems:
+            show.problems(error.problems)
+        raise
+    finally:
+        remote.close()
