@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from polygraft.blobs import BlobPlace, blob_place
 from polygraft.db import sqlite_url
-from polygraft.errors import ConfigError
 from polygraft.settings import Settings
 
 
@@ -15,31 +15,22 @@ class Places:
     """Files, folders and addresses."""
 
     database_url: str
-    blobs: Path
+    blobs: BlobPlace
     pepper: Path
     lock: Path
     valkey: Path
 
 
 def places(settings: Settings) -> Places:
-    """What the settings say. Raises ConfigError for a blob store that is no folder."""
+    """What the settings say. Raises ConfigError for a blob store that is neither a folder nor a bucket."""
     data = settings.data_dir.expanduser()
     return Places(
         database_url=settings.database_url if settings.database_url is not None else sqlite_url(data / "registry.db"),
-        blobs=data / "blobs" if settings.blob_store is None else _folder(settings.blob_store),
+        blobs=blob_place(settings.blob_store, data),
         pepper=data / "pepper",
         lock=data / "lock",
         valkey=data / "valkey",
     )
-
-
-def _folder(blob_store: str) -> Path:
-    scheme, separator, path = blob_store.partition("://")
-    if not separator:
-        return Path(blob_store).expanduser()
-    if scheme != "file":
-        raise ConfigError(f"--blob-store {blob_store}: only folders are supported so far")
-    return Path(path)
 
 
 def served_name(settings: Settings) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from polygraft import settings
 from polygraft.announce import Ready, reachable_url
+from polygraft.blobs import BlobPlace
 from polygraft.errors import ConfigError
 from polygraft.places import places, served_name
 from polygraft.worker.environment import usable_cores, worker_environment
@@ -14,18 +15,23 @@ from polygraft.worker.environment import usable_cores, worker_environment
 def test_everything_is_in_the_data_folder_unless_told_otherwise(tmp_path: Path) -> None:
     where = places(settings.load(data_dir=tmp_path))
     assert where.database_url == f"sqlite:///{tmp_path}/registry.db"
-    for path in (where.blobs, where.pepper, where.lock, where.valkey):
+    for path in (where.blobs.folder, where.pepper, where.lock, where.valkey):
         assert path.parent == tmp_path
 
 
 @pytest.mark.parametrize("store", ["{}/b", "file://{}/b"])
 def test_a_blob_store_is_a_folder(tmp_path: Path, store: str) -> None:
-    assert places(settings.load(blob_store=store.format(tmp_path))).blobs == tmp_path / "b"
+    assert places(settings.load(blob_store=store.format(tmp_path))).blobs == BlobPlace(tmp_path / "b")
+
+
+def test_a_blob_store_is_a_bucket_with_copies_in_the_data_folder(tmp_path: Path) -> None:
+    where = places(settings.load(blob_store="s3://bucket/some/where", data_dir=tmp_path)).blobs
+    assert (where.folder.parent, where.bucket) == (tmp_path, "s3://bucket/some/where")
 
 
 def test_other_blob_stores_are_refused() -> None:
-    with pytest.raises(ConfigError, match="s3://bucket"):
-        places(settings.load(blob_store="s3://bucket"))
+    with pytest.raises(ConfigError, match="gs://bucket"):
+        places(settings.load(blob_store="gs://bucket"))
 
 
 def test_the_model_is_called_by_the_last_part_of_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

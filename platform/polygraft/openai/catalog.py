@@ -7,9 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+from polygraft.blobs import BlobError
 from polygraft.card import ModelCard
 from polygraft.errors import unavailable
 from polygraft.openai.tokenizer import ModelTokenizer
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class ModelCatalog:
     async def _tokenizer(self, digest: str) -> ModelTokenizer:
         loading = self._tokenizers.get(digest)
         if loading is None:
-            loading = asyncio.create_task(asyncio.to_thread(ModelTokenizer, self._blob(digest)))
+            loading = asyncio.create_task(asyncio.to_thread(self._load, digest))
             self._tokenizers[digest] = loading
         try:
             return await asyncio.shield(loading)
@@ -51,3 +56,11 @@ class ModelCatalog:
         except Exception:
             self._tokenizers.pop(digest, None)
             raise
+
+    def _load(self, digest: str) -> ModelTokenizer:
+        """In a thread: the file may have to be fetched from another machine."""
+        try:
+            return ModelTokenizer(self._blob(digest))
+        except BlobError as error:
+            log.error("tokenizer_not_loaded", digest=digest, error=str(error))
+            raise unavailable("The model's tokenizer cannot be read.", code="dependency_unavailable") from error

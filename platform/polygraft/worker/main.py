@@ -71,7 +71,7 @@ def _serve(settings: Settings, stop: _Stop) -> None:
     if settings.redis_url is None:
         raise ConfigError("a worker needs --redis-url, where it takes its jobs from")
     limits = QueueLimits()
-    blobs = BlobStore(places(settings).blobs)
+    blobs = places(settings).blobs.open()
     prepared = prepare(settings, blobs)
     model = prepared.card.name
     worker_id = f"wrk_{uuid.uuid4().hex}"
