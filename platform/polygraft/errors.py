@@ -83,6 +83,16 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
+def no_route(method: str, path: str) -> ApiError:
+    """404 for a path that nothing answers."""
+    return ApiError(404, f"There is no route {method} {shortened(path)}.", code="not_found")
+
+
+def not_found(what: str, name: str) -> ApiError:
+    """404, in the same words whether there is no such `what` or it is somebody else's."""
+    return ApiError(404, f"There is no {what} `{shortened(name)}`.", code="not_found")
+
+
 def internal_error() -> ApiError:
     """500 without any detail: what went wrong is for the log."""
     return ApiError(500, "internal error", type="server_error")

@@ -14,7 +14,8 @@ class _Identified(Protocol):
     def id(self) -> str: ...
 
 
-T = TypeVar("T", bound=_Identified)
+T = TypeVar("T")
+Listed = TypeVar("Listed", bound=_Identified)
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Most objects in one page.")]
 After = Annotated[str | None, Query(max_length=128, description="The id after which the page begins: `last_id`.")]
@@ -31,7 +32,7 @@ class Page(BaseModel, Generic[T]):
     last_id: str | None
 
 
-def page(found: Sequence[T], limit: int) -> Page[T]:
+def page(found: Sequence[Listed], limit: int) -> Page[Listed]:
     """The first `limit` of what was found; ask the database for one more than that."""
     data = list(found[:limit])
     return Page(

@@ -26,8 +26,8 @@ def sanitised(client_id: str) -> str:
 
 
 class RequestLogMiddleware:
-    """The outermost layer: gives the request its id (`x-request-id` of every answer), answers what nobody caught with
-    500, and tells `count` the status of every answer.
+    """The outermost layer: gives the request its id (`x-request-id` of every answer, `scope["state"]["request_id"]`),
+    answers what nobody caught with 500, and tells `count` the status of every answer.
 
     A client's own X-Request-Id is written to the log and used for nothing.
     """
@@ -41,6 +41,7 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
         began = time.perf_counter()
         # The registry adds what the model's name stood for.
         structlog.contextvars.clear_contextvars()

@@ -18,9 +18,11 @@ from polygraft.health import Health
 from polygraft.metrics import Metrics
 from polygraft.openai.catalog import ModelCatalog
 from polygraft.openai.inference import Inference
+from polygraft.openai.routes import build_router
 from polygraft.registry.live import LiveModels
 from polygraft.registry.service import Registry
 from polygraft.tenancy.access import OPEN_PATHS, AccessPolicy, KeyPolicy, OpenPolicy
+from polygraft.tenancy.admissions import Admissions
 from polygraft.tenancy.bootstrap import bootstrap
 from polygraft.tenancy.keys import KeyHasher
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
@@ -47,7 +49,8 @@ class Parts:
             gateway_id="gw",
             observer=self.metrics,
         )
-        self.app = create_app(self.inference, policy, self.health, self.metrics)
+        self.admissions = Admissions()
+        self.app = create_app([build_router(self.inference)], self.health, policy, self.admissions, self.metrics)
 
     def client(self, app: Any = None, base_url: str = "http://127.0.0.1") -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app if app is None else app)

@@ -106,8 +106,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("audit_log", "uploads", "adapter_shares", "adapter_aliases"):
-        op.drop_table(table)
+    for added in ("audit_log", "uploads", "adapter_shares", "adapter_aliases"):
+        op.drop_table(added)
     # Versions that never became ready did not exist before, nor adapters without a ready one.
     op.execute("DELETE FROM adapter_versions WHERE digest IS NULL OR rank IS NULL OR scale IS NULL")
     op.execute("DELETE FROM adapters WHERE served_version IS NULL OR deleted_at IS NOT NULL")

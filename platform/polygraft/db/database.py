@@ -9,14 +9,20 @@ from typing import Any
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from polygraft.errors import ConfigError
 
 _ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 BUSY_TIMEOUT = 5.0
-"""Seconds that a writer waits for SQLite's lock, and anybody for a connection of the pool."""
+"""Seconds that a writer waits for SQLite's lock, and anybody for a connection of the pool or to the server."""
+STATEMENT_TIMEOUT = 30.0
+"""Seconds that a statement may take in PostgreSQL: what is silent for longer is not there."""
+
+
+class DatabaseUnavailable(SQLAlchemyError):
+    """No connection to the database could be had."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -52,6 +58,12 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+_TIMEOUTS: dict[str, dict[str, float]] = {
+    "sqlite": {},
+    "postgresql": {"timeout": BUSY_TIMEOUT, "command_timeout": STATEMENT_TIMEOUT},
+}
+
+
 class Database:
     """The registry database. `transaction()` is the only way to a session."""
 
@@ -59,7 +71,13 @@ class Database:
         """Raises ConfigError for a URL that cannot be used. Connects at first use."""
         parsed = async_url(url)
         try:
-            self.engine = create_async_engine(parsed, pool_size=5, max_overflow=5, pool_timeout=BUSY_TIMEOUT)
+            self.engine = create_async_engine(
+                parsed,
+                pool_size=5,
+                max_overflow=5,
+                pool_timeout=BUSY_TIMEOUT,
+                connect_args=_TIMEOUTS[parsed.get_backend_name()],
+            )
         except ModuleNotFoundError as missing:
             raise ConfigError(f"--database-url needs the driver {missing.name}: pip install {missing.name}") from None
         if parsed.get_backend_name() == "sqlite":
@@ -68,12 +86,20 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """A session whose work is committed at the end of the block, or rolled back if it raises."""
+        """A session whose work is committed at the end of the block, or rolled back if it raises.
+
+        Raises DatabaseUnavailable, and whatever SQLAlchemyError befalls a statement or the commit.
+        """
         async with self._sessions() as session, session.begin():
+            try:
+                await session.connection()
+            except OSError as error:
+                # PostgreSQL's driver lets these through as they are, TimeoutError among them.
+                raise DatabaseUnavailable(f"the database cannot be reached: {error}") from error
             yield session
 
     async def ping(self) -> None:
-        """Raise SQLAlchemyError or OSError when the database does not answer."""
+        """Raise SQLAlchemyError when the database does not answer."""
         async with self.transaction() as session:
             await session.execute(text("SELECT 1"))
 

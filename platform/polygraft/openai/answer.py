@@ -14,8 +14,9 @@ from polygraft.errors import CLIENT_LEFT, ApiError, internal_error
 from polygraft.openai import wire
 from polygraft.openai.call import Call, processing_time
 from polygraft.openai.inference import Inference
-from polygraft.queue.messages import JobEvent
+from polygraft.queue.messages import JobError, JobEvent
 from polygraft.queue.stream import JobStream, merge
+from polygraft.tenancy.admissions import admission_of
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +25,8 @@ SETTLE_SECONDS = 10.0
 
 
 class Answer(Response, ABC):
-    """An ASGI response that queues the job, and cancels it if it has not ended when the response has.
+    """An ASGI response that queues the job, and cancels it if it has not ended when the response has. A caller whose
+    key is revoked meanwhile gets that as its last event.
 
     Raises ApiError as long as nothing has been sent, so that whatever is refused is refused with its own status.
     """
@@ -56,6 +58,7 @@ class Answer(Response, ABC):
         answering = asyncio.create_task(self.answer(events, scope, receive, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
+            admission_of(scope).when_ended(lambda error: self.inference.queue.end(events, _job_error(error)))
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else CLIENT_LEFT
         finally:
@@ -113,6 +116,10 @@ class WholeAnswer(Answer):
         body = wire.encode(self.call.format.whole(choices, usage))
         await Response(body, media_type="application/json", headers=self.call.headers)(scope, receive, send)
         return 200
+
+
+def _job_error(error: ApiError) -> JobError:
+    return JobError(status=error.status, type=error.type, code=error.code, message=error.message)
 
 
 def failure(event: JobEvent) -> ApiError | None:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polygraft.errors import ApiError, bad_request, shortened
+from polygraft.errors import ApiError, bad_request, no_route, shortened
 from polygraft.respond import respond
 
 _PLACES = frozenset({"body", "query", "path", "header", "cookie"})
@@ -57,10 +57,11 @@ def _invalid(_: Request, error: Exception) -> ApiError:
 
 def _http_error(request: Request, error: Exception) -> ApiError:
     assert isinstance(error, HTTPException)
-    call = f"{request.method} {shortened(request.scope['path'])}"
+    path = request.scope["path"]
     if error.status_code == 404:
-        answer = ApiError(404, f"There is no route {call}.", code="not_found")
+        answer = no_route(request.method, path)
     elif error.status_code == 405:
+        call = f"{request.method} {shortened(path)}"
         answer = ApiError(405, f"The route does not answer {call}.", code="method_not_allowed")
     else:
         answer = ApiError(error.status_code, str(error.detail))

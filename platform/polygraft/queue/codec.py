@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from polygraft.card import ModelCard
-from polygraft.queue.messages import Job, JobEvent, StepMessage, WorkerStatus
+from polygraft.queue.messages import AccessChange, Job, JobEvent, StepMessage, WorkerStatus
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -15,3 +15,4 @@ decode_event = msgspec.msgpack.Decoder(JobEvent).decode
 decode_step = msgspec.msgpack.Decoder(StepMessage).decode
 decode_card = msgspec.json.Decoder(ModelCard).decode
 decode_status = msgspec.msgpack.Decoder(WorkerStatus).decode
+decode_change = msgspec.msgpack.Decoder(AccessChange).decode

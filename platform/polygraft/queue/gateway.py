@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -16,10 +17,10 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from polygraft.card import ModelCard
 from polygraft.errors import ApiError, unavailable
 from polygraft.queue import keys, scripts
-from polygraft.queue.codec import decode_event, decode_step, encode
+from polygraft.queue.codec import decode_change, decode_event, decode_step, encode
 from polygraft.queue.directory import Directory
 from polygraft.queue.limits import QueueLimits, milliseconds
-from polygraft.queue.messages import Job, JobError, WorkerStatus
+from polygraft.queue.messages import AccessChange, Job, JobError, WorkerStatus
 from polygraft.queue.stream import Arrived, JobStream
 
 __all__ = ["Arrived", "GatewayQueue", "JobStream"]
@@ -27,6 +28,8 @@ __all__ = ["Arrived", "GatewayQueue", "JobStream"]
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+Heard = Callable[[AccessChange], None]
 
 _LOST = JobError(
     status=503,
@@ -51,8 +54,9 @@ class GatewayQueue:
     reaps, and sees to the streams that heard nothing for a while, so that none waits for ever.
     """
 
-    def __init__(self, redis: Redis, gateway_id: str, limits: QueueLimits) -> None:
+    def __init__(self, redis: Redis, gateway_id: str, limits: QueueLimits, heard: Heard) -> None:
         self.gateway_id = gateway_id
+        self._heard = heard
         self._redis = redis
         self._limits = limits
         self._directory = Directory(redis)
@@ -69,8 +73,13 @@ class GatewayQueue:
         self._reap = redis.register_script(scripts.source("reap"))
 
     @classmethod
-    async def connect(cls, url: str, gateway_id: str, limits: QueueLimits | None = None) -> GatewayQueue:
-        """Connect, subscribe and beat once. Raises ApiError 503 if Redis cannot be reached."""
+    async def connect(
+        cls, url: str, gateway_id: str, limits: QueueLimits | None = None, *, heard: Heard = lambda _: None
+    ) -> GatewayQueue:
+        """Connect, subscribe and beat once; `heard` is called with every AccessChange that a gateway announces.
+
+        Raises ApiError 503 if Redis cannot be reached.
+        """
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=32,
@@ -81,7 +90,7 @@ class GatewayQueue:
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
             protocol=2,
         )
-        queue = cls(Redis.from_pool(pool), gateway_id, limits if limits is not None else QueueLimits())
+        queue = cls(Redis.from_pool(pool), gateway_id, limits if limits is not None else QueueLimits(), heard)
         try:
             await queue._beat()
             queue._spawn(queue._listen())
@@ -137,6 +146,16 @@ class GatewayQueue:
             raise unavailable(f"{self._limits.max_queued} requests are waiting already.", retry_after=2)
         stream.submitted = True
         return stream
+
+    def end(self, stream: JobStream, error: JobError) -> None:
+        """End a stream with `error` and cancel its job; nothing for one that has ended."""
+        if not stream.ended:
+            self._give_up(stream, error)
+            self._spawn(self._send_cancels())
+
+    async def announce(self, change: AccessChange) -> None:
+        """Tell every gateway. Raises ApiError 503 without Redis."""
+        await self._reached(self._redis.publish(keys.REVOKED, encode(change)))
 
     async def cards(self) -> dict[str, ModelCard]:
         """Every model known, by name: those with a live worker, ready or not, or that had one within a minute."""
@@ -194,7 +213,7 @@ class GatewayQueue:
         while not self._closed:
             try:
                 if not pubsub.subscribed:
-                    await pubsub.subscribe(keys.CHANNEL + self.gateway_id)
+                    await pubsub.subscribe(keys.CHANNEL + self.gateway_id, keys.REVOKED)
                 message = await pubsub.get_message(timeout=1.0)
             except (RedisError, OSError) as error:
                 log.warning("queue_connection_lost", error=repr(error))
@@ -206,6 +225,8 @@ class GatewayQueue:
                 self._subscribed.set()
                 for stream in self._streams.values():
                     self._catch_up(stream)
+            elif message["type"] == "message" and message["channel"] == keys.REVOKED.encode():
+                self._hear(message["data"])
             elif message["type"] == "message":
                 step = decode_step(message["data"])
                 for event in step.events:
@@ -214,6 +235,15 @@ class GatewayQueue:
                         self._after_delivery(found)
                 # The streams write first: asking for the next message takes redis-py as long as several of them.
                 await asyncio.sleep(0)
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            change = decode_change(data)
+        except msgspec.DecodeError as error:
+            # A newer gateway may announce what this one does not know; it must not take the news of jobs down with it.
+            log.warning("announcement_not_understood", error=repr(error))
+            return
+        self._heard(change)
 
     def _after_delivery(self, stream: JobStream) -> None:
         if stream.ended:

@@ -41,6 +41,8 @@ GATEWAY_JOBS = "pg:gateway:"
 """set, per gateway: its jobs that have not ended."""
 CHANNEL = "pg:to:"
 """channel, per gateway: StepMessages."""
+REVOKED = "pg:revoked"
+"""channel, of all gateways: AccessChanges."""
 REAPER = "pg:reaper"
 """hash: last (ms) and since (ms): from when on somebody has reaped without a pause."""
 

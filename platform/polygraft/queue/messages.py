@@ -91,6 +91,19 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[JobEvent, ...]
 
 
+Refusal = Literal["invalid_api_key", "tenant_disabled"]
+"""Why a key that was good is turned away from now on."""
+
+
+class AccessChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What all gateways are told when a key or a tenant was changed."""
+
+    kind: Literal["key", "tenant"]
+    id: str
+    refusal: Refusal | None = None
+    """Why its running requests end; None: they go on, and only what is remembered of it is to be read again."""
+
+
 LOAD_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds by which loads of adapters are counted."""
 

@@ -1,28 +1,67 @@
-"""Which key a path needs. Everything that is not listed as open needs one."""
+"""Which key a request needs. Everything that is not listed as open needs one, and what is not listed at all is shut."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Scope as AsgiScope
 
-from polygraft.errors import ApiError
+from polygraft.errors import ApiError, no_route
 from polygraft.tenancy.principal import Principal, Scope
 from polygraft.tenancy.service import Authenticator
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/openapi.json"})
-OPERATOR_PREFIX = "/admin"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+READING = frozenset({"GET", "HEAD"})
 
 
-def required_scope(path: str) -> Scope | None:
-    """The scope that `path` needs; None for the few that are open."""
-    if path in OPEN_PATHS:
-        return None
-    if path == OPERATOR_PREFIX or path.startswith(f"{OPERATOR_PREFIX}/"):
-        return "admin"
-    return "inference"
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a path needs; with `below`, everything under it as well."""
+
+    path: str
+    scopes: frozenset[Scope]
+    """Any one of them is enough."""
+    below: bool = False
+    methods: frozenset[str] | None = None
+    """None: all."""
+
+    def covers(self, method: str, path: str) -> bool:
+        """Whether the rule is about this request."""
+        if self.methods is not None and method not in self.methods:
+            return False
+        return path == self.path or (self.below and path.startswith(f"{self.path}/"))
+
+
+_INFERENCE: frozenset[Scope] = frozenset({"inference"})
+_LISTING: frozenset[Scope] = frozenset({"inference", "adapters:read"})
+_READ: frozenset[Scope] = frozenset({"adapters:read"})
+_WRITE: frozenset[Scope] = frozenset({"adapters:write"})
+_USAGE: frozenset[Scope] = frozenset({"usage:read"})
+_ADMIN: frozenset[Scope] = frozenset({"admin"})
+
+RULES = (
+    Rule("/admin", _ADMIN, below=True),
+    Rule("/v1/load_lora_adapter", _ADMIN),
+    Rule("/v1/unload_lora_adapter", _ADMIN),
+    Rule("/v1/chat/completions", _INFERENCE),
+    Rule("/v1/completions", _INFERENCE),
+    Rule("/tokenize", _INFERENCE),
+    Rule("/detokenize", _INFERENCE),
+    Rule("/v1/models", _LISTING, below=True),
+    Rule("/v1/adapters", _READ, below=True, methods=READING),
+    Rule("/v1/adapters", _WRITE, below=True),
+    Rule("/v1/usage", _USAGE),
+    Rule("/v1/limits", _USAGE),
+)
+"""The first that covers a request decides. A route without a rule is closed to everybody."""
+
+
+def scopes_for(method: str, path: str) -> frozenset[Scope]:
+    """The scopes of which a key needs one; none where no key is good enough."""
+    return next((rule.scopes for rule in RULES if rule.covers(method, path)), frozenset())
 
 
 class AccessPolicy(Protocol):
@@ -33,21 +72,25 @@ class AccessPolicy(Protocol):
 
 
 class KeyPolicy:
-    """`--auth keys`: a key with the path's scope."""
+    """`--auth keys`: a key with a scope that the rules ask for."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
     async def admit(self, scope: AsgiScope) -> Principal | None:
         # scope["path"] is what the router matches; a URL put together from the Host header need not be.
-        needed = required_scope(scope["path"])
-        if needed is None:
+        method, path = scope["method"], scope["path"]
+        if path in OPEN_PATHS:
             return None
         principal = await self._authenticator.authenticate(_bearer(Headers(scope=scope)))
-        if needed not in principal.scopes:
+        needed = scopes_for(method, path)
+        if not needed:
+            raise no_route(method, path)
+        if needed.isdisjoint(principal.scopes):
+            wanted = " or ".join(f"`{name}`" for name in sorted(needed))
             raise ApiError(
                 403,
-                f"This API key lacks the scope `{needed}`.",
+                f"This API key lacks the scope {wanted}.",
                 type="permission_error",
                 code="insufficient_scope",
             )
@@ -71,10 +114,15 @@ class OpenPolicy:
                 type="permission_error",
                 code="host_not_allowed",
             )
-        needed = required_scope(scope["path"])
-        if needed == "admin":
+        method, path = scope["method"], scope["path"]
+        if path in OPEN_PATHS:
+            return None
+        needed = scopes_for(method, path)
+        if "admin" in needed:
             return await self._keys.admit(scope)
-        return None if needed is None else self._principal
+        if not needed:
+            raise no_route(method, path)
+        return self._principal
 
 
 def _host_name(host: str) -> str:

@@ -20,6 +20,7 @@ class Bootstrapped:
     """The tenant `default`, and keys that were made just now and can never be shown again."""
 
     tenant_id: str
+    tenant_active: bool
     admin_key: str | None
     tenant_key: str | None
 
@@ -40,7 +41,7 @@ async def bootstrap(
             await session.flush()
         admin = await _ensure(session, hasher, None, admin_key)
         made = await _ensure(session, hasher, tenant.id, tenant_key)
-        return Bootstrapped(tenant_id=tenant.id, admin_key=admin, tenant_key=made)
+        return Bootstrapped(tenant.id, tenant.status == "active", admin_key=admin, tenant_key=made)
 
 
 async def _ensure(session: AsyncSession, hasher: KeyHasher, tenant_id: str | None, given: str | None) -> str | None:

@@ -9,14 +9,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polygraft.errors import ApiError
 from polygraft.respond import respond
 from polygraft.tenancy.access import AccessPolicy
+from polygraft.tenancy.admissions import Admissions
 
 
 class AuthMiddleware:
-    """Puts the Principal into `scope["state"]["principal"]` or answers with the policy's error and tells `refused`."""
+    """Puts the Principal into `scope["state"]["principal"]` and the request's Admission beside it, or answers with the
+    policy's error and tells `refused`.
+    """
 
-    def __init__(self, app: ASGIApp, policy: AccessPolicy, refused: Callable[[ApiError], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, policy: AccessPolicy, admissions: Admissions, refused: Callable[[ApiError], None]
+    ) -> None:
         self._app = app
         self._policy = policy
+        self._admissions = admissions
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,5 +39,9 @@ class AuthMiddleware:
             self._refused(error)
             await respond(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["principal"] = principal
-        await self._app(scope, receive, send)
+        if principal is None:
+            await self._app(scope, receive, send)
+            return
+        with self._admissions.during(principal) as admission:
+            scope.setdefault("state", {}).update(principal=principal, admission=admission)
+            await self._app(scope, receive, send)

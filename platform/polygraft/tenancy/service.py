@@ -12,10 +12,13 @@ from datetime import UTC, datetime
 from sqlalchemy.exc import SQLAlchemyError
 
 from polygraft.db import ApiKey, Database
-from polygraft.errors import ApiError, unavailable
+from polygraft.errors import unavailable
+from polygraft.queue.messages import AccessChange
 from polygraft.tenancy import repository
+from polygraft.tenancy.admissions import concerns
 from polygraft.tenancy.keys import KeyHasher
 from polygraft.tenancy.principal import Principal
+from polygraft.tenancy.refusals import invalid_api_key, tenant_disabled
 
 FRESH_SECONDS = 2.0
 """How long a checked key is believed: the bound within which a revocation takes effect."""
@@ -23,13 +26,13 @@ STALE_SECONDS = 60.0
 """How long a checked key still works while the database does not answer."""
 CACHE_ENTRIES = 10_000
 LOOKUP_TIMEOUT = 5.0
+LOOKUPS_AT_ONCE = 4
+"""For keys seen lately, and as many again for others: a flood of wrong keys leaves connections to everybody else, and
+what it waits for is not what good keys wait for. That an unknown key is unknown is not remembered, so that a key works
+from the moment it is made.
+"""
 LONGEST_KEY = 256
 """Longer ones are unknown without hashing them."""
-
-
-def invalid_api_key() -> ApiError:
-    """401, in the same words for unknown, revoked and expired keys; the key itself is never repeated."""
-    return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ class Authenticator:
         self._hasher = hasher
         self._clock = clock
         self._cache: OrderedDict[str, _Checked] = OrderedDict()
+        self._changes = 0
+        """How often something has been forgotten."""
+        self._known = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+        self._strangers = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
     async def authenticate(self, key: str) -> Principal:
         """Who holds `key`. Raises ApiError: 401 for a key that does not work, 403 for a disabled tenant's, 503 when
@@ -59,8 +66,10 @@ class Authenticator:
         cached = self._cached(digest, FRESH_SECONDS)
         if cached is not None:
             return cached
+        lane = self._known if digest in self._cache else self._strangers
+        changes = self._changes
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT), self._database.transaction() as session:
+            async with asyncio.timeout(LOOKUP_TIMEOUT), lane, self._database.transaction() as session:
                 row = await repository.key_by_hash(session, digest)
         except (SQLAlchemyError, OSError, TimeoutError):
             stale = self._cached(digest, STALE_SECONDS)
@@ -70,9 +79,17 @@ class Authenticator:
                     code="dependency_unavailable",
                 ) from None
             return stale
-        return self._admit(digest, row)
+        # What was read before a change that came meanwhile holds for this request alone.
+        return self._admit(digest, row, remember=changes == self._changes)
 
-    def _admit(self, digest: str, row: ApiKey | None) -> Principal:
+    def forget(self, change: AccessChange) -> None:
+        """Read the key, or the tenant's keys, again at their next use."""
+        self._changes += 1
+        for digest, entry in list(self._cache.items()):
+            if concerns(change, entry.principal):
+                del self._cache[digest]
+
+    def _admit(self, digest: str, row: ApiKey | None, *, remember: bool) -> Principal:
         # Whatever the answer is, it replaces what was believed before.
         self._cache.pop(digest, None)
         if row is None or not self._hasher.same(row.key_hash, digest):
@@ -80,14 +97,16 @@ class Authenticator:
         if row.revoked_at is not None or _past(row.expires_at):
             raise invalid_api_key()
         if row.tenant is not None and row.tenant.status != "active":
-            raise ApiError(403, "This tenant is disabled.", type="permission_error", code="tenant_disabled")
+            raise tenant_disabled()
         principal = Principal(
             key_id=row.id,
             tenant_id=row.tenant_id,
             tenant_name=row.tenant.name if row.tenant is not None else None,
             scopes=frozenset(row.scopes),  # type: ignore[arg-type]  # only bootstrap and the key routes write scopes
+            models=None if row.models is None else frozenset(row.models),
         )
-        self._cache[digest] = _Checked(principal, self._clock(), row.expires_at)
+        if remember:
+            self._cache[digest] = _Checked(principal, self._clock(), row.expires_at)
         while len(self._cache) > CACHE_ENTRIES:
             self._cache.popitem(last=False)
         return principal

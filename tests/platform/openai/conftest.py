@@ -23,6 +23,7 @@ from polygraft.openai.inference import Inference, Observer
 from polygraft.openai.routes import build_router
 from polygraft.openai.tokenizer import ModelTokenizer
 from polygraft.queue.gateway import GatewayQueue
+from polygraft.tenancy.admissions import Admission
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
 from polygraft_adapters.types import ModuleShapes
 
@@ -141,7 +142,7 @@ class _Authenticated:
         self._principal = principal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["principal"] = self._principal
+        scope.setdefault("state", {}).update(principal=self._principal, admission=Admission(self._principal))
         await self._app(scope, receive, send)
 
 
