@@ -10,6 +10,7 @@ from functools import partial
 
 from polygraft.errors import ApiError
 from polygraft.openai.catalog import ServedModel
+from polygraft.openai.conversation import chat_conversation, completion_conversation
 from polygraft.openai.formats import ChatFormat, CompletionFormat, Echo, Format, Head
 from polygraft.openai.inference import Inference
 from polygraft.openai.logprobs import CompletionLogprobsWriter
@@ -51,7 +52,7 @@ def processing_time(started: float) -> dict[str, str]:
 async def chat_call(inference: Inference, principal: Principal, body: ChatBody, started: float) -> Call:
     """Admit a chat. Raises ApiError."""
     tenant = _tenant(principal)
-    resolved = await inference.resolver.resolve(principal, body.model)
+    resolved = await inference.resolver.resolve(principal, body.model, chat_conversation(body))
     served = await inference.catalog.get(resolved.base)
     prompt = await chat_prompt(
         served,
@@ -72,7 +73,7 @@ async def chat_call(inference: Inference, principal: Principal, body: ChatBody, 
 async def completion_call(inference: Inference, principal: Principal, body: CompletionBody, started: float) -> Call:
     """Admit a completion. Raises ApiError."""
     tenant = _tenant(principal)
-    resolved = await inference.resolver.resolve(principal, body.model)
+    resolved = await inference.resolver.resolve(principal, body.model, completion_conversation(body))
     served = await inference.catalog.get(resolved.base)
     prompts = await completion_prompts(served, body)
     params = completion_params(body, served.card, prompts, _seed(inference, body))
@@ -133,6 +134,6 @@ def _job(
         adapter_name=resolved.label,
         prompts=tuple(prompt.ids for prompt in prompts),
         params=params,
-        cache_namespace=tenant,
+        cache_namespace=tenant if resolved.shared_prefixes is None else resolved.shared_prefixes,
         submitted_at=time.time(),
     )

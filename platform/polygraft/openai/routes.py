@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from polygraft.errors import ApiError, model_not_found
+from polygraft.errors import ApiError
 from polygraft.openai.answer import WholeAnswer
 from polygraft.openai.body import read_body
 from polygraft.openai.call import Call, chat_call, completion_call, processing_time
@@ -55,13 +55,7 @@ def build_router(inference: Inference) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> JSONResponse:
         """One of them, also by a name with a version or an alias."""
-        principal = _principal(request)
-        resolved = await inference.resolver.resolve(principal, name)
-        listed = resolved.base if resolved.adapter is None else resolved.adapter
-        for entry in await inference.resolver.list_models(principal):
-            if entry.id in (name, listed):
-                return JSONResponse(_entry(entry) | {"id": name})
-        raise model_not_found(name)
+        return JSONResponse(_entry(await inference.resolver.describe(_principal(request), name)))
 
     @router.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:

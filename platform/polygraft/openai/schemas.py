@@ -147,6 +147,8 @@ class SamplingBody(Body):
     """The part of a request that says how to generate."""
 
     model: ModelName
+    user: str | None = None
+    """Whose conversation it is, in the client's own words."""
     n: int = Field(1, ge=1, le=MAX_N)
     best_of: int | None = None
     temperature: float = Field(1.0, ge=0, le=2)

@@ -1,5 +1,5 @@
 """Fields of OpenAI's and vLLM's APIs that would change the answer and are not supported yet: refused by name, never
-ignored. Fields that change nothing (user, metadata, store, service_tier, …) are simply not read.
+ignored. Fields that change nothing (metadata, store, service_tier, …) are simply not read.
 """
 
 from __future__ import annotations

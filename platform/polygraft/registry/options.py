@@ -10,6 +10,8 @@ from pathlib import Path
 from polygraft.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+OPTION = "option"
+"""The source of versions that came in this way."""
 SYNTAX = "write --adapter NAME=PATH, once for each adapter"
 _ANOTHER = re.compile(r"\s(\S+)=")
 

@@ -11,16 +11,18 @@ from typing import Protocol
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from polygraft.audit import SERVER
 from polygraft.card import ModelCard
 from polygraft.db import Adapter, AdapterVersion, Database
 from polygraft.errors import ConfigError
-from polygraft.registry import repository
-from polygraft.registry.options import AdapterOption
+from polygraft.registry import records
+from polygraft.registry.adapters import audit
+from polygraft.registry.findings import fill
+from polygraft.registry.options import OPTION, AdapterOption
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleShapes
 
 log = structlog.get_logger(__name__)
 
-SOURCE = "option"
 Inspect = Callable[[Path, ModuleShapes, int], AdapterInfo]
 """Checks a folder against a model and a largest rank. Raises AdapterError with everything that is wrong."""
 
@@ -82,7 +84,8 @@ async def register_options(
     for item in checked:
         await asyncio.to_thread(blobs.put_adapter, item.option.path, item.info.digest)
     async with database.transaction() as session:
-        for item in checked:
+        # In the order of names, so that gateways which start at once never wait for one another in a circle.
+        for item in sorted(checked, key=lambda item: item.option.name):
             await _register(session, tenant_id, card.name, item)
         await _retire_all_but(session, tenant_id, {option.name for option in options})
     for warning in warnings_of(checked):
@@ -98,34 +101,29 @@ async def retire_options(database: Database, tenant_id: str) -> None:
 
 async def _register(session: AsyncSession, tenant_id: str, base_model: str, item: Checked) -> None:
     """Serve the contents under the name: an old version if it has them already, else the next one."""
-    adapter = await repository.adapter_by_name(session, tenant_id, item.option.name)
-    if adapter is None:
-        adapter = Adapter(tenant_id=tenant_id, name=item.option.name, next_version=1, versions=[])
-        session.add(adapter)
-    known = next((version for version in adapter.versions if version.digest == item.info.digest), None)
-    if known is None:
-        known = _version(adapter.next_version, base_model, item.info)
-        adapter.versions.append(known)
-        adapter.next_version += 1
+    name, info = item.option.name, item.info
+    adapter = await records.lock(session, tenant_id, name, live=False)
+    known = None if adapter is None else await records.version_with_digest(session, adapter.id, info.digest)
+    if adapter is None or known is None:
+        adapter_id, number = await records.take_number(session, tenant_id, name)
+        adapter = await session.get_one(Adapter, adapter_id)
+        known = AdapterVersion(adapter_id=adapter_id, version=number, source=OPTION, base_model=base_model)
+        fill(known, info)
+        session.add(known)
+    elif (adapter.served_version, adapter.enabled, adapter.deleted_at) == (known.version, True, None):
+        return
     adapter.served_version, adapter.enabled, adapter.deleted_at = known.version, True, None
+    audit(session, SERVER, "adapter.option", adapter, version=known.version, digest=info.digest)
 
 
 async def _retire_all_but(session: AsyncSession, tenant_id: str, names: set[str]) -> None:
-    for adapter in await repository.adapters_from(session, tenant_id, SOURCE):
-        if adapter.name not in names:
+    """What a name got in another way is served in the option's place; a name with nothing else is not served."""
+    for adapter in await records.served_from(session, tenant_id, OPTION):
+        if adapter.name in names:
+            continue
+        other = await records.newest_ready(session, adapter.id, unless_from=OPTION)
+        if other is None:
             adapter.enabled = False
-
-
-def _version(number: int, base_model: str, info: AdapterInfo) -> AdapterVersion:
-    return AdapterVersion(
-        version=number,
-        source=SOURCE,
-        base_model=base_model,
-        digest=info.digest,
-        status="ready",
-        rank=info.rank,
-        scale=info.scale,
-        target_modules=list(info.targets),
-        size_bytes=info.size_bytes,
-        warnings=list(info.warnings),
-    )
+        else:
+            adapter.served_version = other
+        audit(session, SERVER, "adapter.retire", adapter, serves=other)

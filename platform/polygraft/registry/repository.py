@@ -1,56 +1,107 @@
-"""SQL for adapters. Every query is a tenant's."""
+"""SQL for what a model name stands for. Every query is a tenant's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import selectinload
 
-from polygraft.db import Adapter, AdapterVersion
+from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion, Tenant
+from polygraft.registry.names import AdapterName
+
+_Query = Select[*tuple[Any, ...]]
+_SERVED = (
+    Adapter.tenant_id,
+    Adapter.name,
+    Adapter.share_prefix,
+    Adapter.created_at,
+    AdapterVersion.version,
+    AdapterVersion.digest,
+    AdapterVersion.base_model,
+)
 
 
-async def adapter_by_name(session: AsyncSession, tenant_id: str, name: str) -> Adapter | None:
-    """The tenant's adapter of that name with its versions, served or not."""
-    query = select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.name == name)
-    found: Adapter | None = await session.scalar(query.options(selectinload(Adapter.versions)))
-    return found
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A ready version of an adapter that can be called."""
+
+    tenant_id: str
+    """The owner's."""
+    name: str
+    share_prefix: bool
+    created_at: datetime
+    """Of the adapter."""
+    version: int
+    digest: str
+    base_model: str
 
 
-async def served_version(
-    session: AsyncSession, tenant_id: str, name: str, version: int | None
-) -> tuple[Adapter, AdapterVersion] | None:
-    """The ready version that `name` (or `name@v<version>`) stands for, if the adapter is enabled."""
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """What an alias of an adapter says, before a version has been chosen."""
+
+    adapter_id: str
+    split: list[dict[str, int]]
+
+
+async def served(session: AsyncSession, caller: str, name: AdapterName, version: int | None) -> Served | None:
+    """The adapter that `name` is for the tenant `caller`, at `version` or, without one, at the version it serves."""
     number = Adapter.served_version if version is None else version
-    query = (
-        select(Adapter, AdapterVersion)
-        .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name, Adapter.enabled, Adapter.deleted_at.is_(None))
-        .where(AdapterVersion.version == number, AdapterVersion.status == "ready")
-    )
+    query = _callable(
+        select(*_SERVED).join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id), caller, name
+    ).where(AdapterVersion.version == number, AdapterVersion.status == "ready")
     row = (await session.execute(query)).first()
-    return None if row is None else (row[0], row[1])
+    return None if row is None else Served(*row)
 
 
-async def served_adapters(session: AsyncSession, tenant_id: str) -> Sequence[tuple[Adapter, AdapterVersion]]:
-    """The tenant's served adapters whose served version is ready, with that version, by name."""
+async def alias(session: AsyncSession, caller: str, name: AdapterName) -> Alias | None:
+    """The alias that `name` ends in."""
+    query = _callable(
+        select(Adapter.id, AdapterAlias.split).join(AdapterAlias, AdapterAlias.adapter_id == Adapter.id), caller, name
+    ).where(AdapterAlias.name == name.alias)
+    row = (await session.execute(query)).first()
+    return None if row is None else Alias(*row)
+
+
+async def own_models(session: AsyncSession, tenant_id: str) -> Sequence[Served]:
+    """What the bare names of the tenant's adapters serve, by name."""
+    query = _bare_names(select(*_SERVED)).where(Adapter.tenant_id == tenant_id).order_by(Adapter.name)
+    return [Served(*row) for row in await session.execute(query)]
+
+
+async def lent_models(session: AsyncSession, tenant_id: str) -> Sequence[tuple[str, Served]]:
+    """What the bare names of adapters lent to the tenant serve, each after its owner's name."""
     query = (
-        select(Adapter, AdapterVersion)
-        .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-        .where(Adapter.tenant_id == tenant_id, Adapter.enabled, Adapter.deleted_at.is_(None))
-        .where(AdapterVersion.version == Adapter.served_version, AdapterVersion.status == "ready")
-        .order_by(Adapter.name)
+        _bare_names(select(Tenant.name.label("owner"), *_SERVED))
+        .join(AdapterShare, AdapterShare.adapter_id == Adapter.id)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(AdapterShare.tenant_id == tenant_id, Tenant.status == "active")
+        .order_by(Tenant.name, Adapter.name)
     )
-    return [(row[0], row[1]) for row in await session.execute(query)]
+    return [(row[0], Served(*row[1:])) for row in await session.execute(query)]
 
 
-async def adapters_from(session: AsyncSession, tenant_id: str, source: str) -> Sequence[Adapter]:
-    """The tenant's adapters whose served version came in by `source`."""
-    query = (
-        select(Adapter)
-        .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-        .where(Adapter.tenant_id == tenant_id)
-        .where(AdapterVersion.version == Adapter.served_version, AdapterVersion.source == source)
+def _bare_names(query: _Query) -> _Query:
+    return query.join(
+        AdapterVersion,
+        (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == Adapter.served_version),
+    ).where(Adapter.enabled, Adapter.deleted_at.is_(None), AdapterVersion.status == "ready")
+
+
+def _callable(query: _Query, caller: str, name: AdapterName) -> _Query:
+    """Only the adapter that `caller` may call by this name: its own, or one that a tenant in good standing lends it.
+
+    One query either way, and no other for an adapter that exists but is not the caller's.
+    """
+    query = query.where(Adapter.name == name.adapter, Adapter.enabled, Adapter.deleted_at.is_(None))
+    if name.owner is None:
+        return query.where(Adapter.tenant_id == caller)
+    return (
+        query.join(Tenant, Tenant.id == Adapter.tenant_id)
+        .join(AdapterShare, AdapterShare.adapter_id == Adapter.id)
+        .where(Tenant.name == name.owner, Tenant.status == "active", AdapterShare.tenant_id == caller)
     )
-    return (await session.scalars(query)).all()

@@ -16,7 +16,10 @@ class ResolvedModel:
     digest: str | None
     """The adapter's digest; None is the base model itself."""
     adapter: str | None
+    """The adapter's name without a version: `name`, or `owner/name` for another tenant's."""
     version: int | None
+    shared_prefixes: str | None = None
+    """The namespace of cached prefixes that the adapter's owner lets its callers share; None: the caller's own."""
 
     @property
     def label(self) -> str | None:
@@ -38,11 +41,17 @@ class ModelEntry:
 class ModelResolver(Protocol):
     """The registry as the OpenAI routes see it."""
 
-    async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
-        """Base names first, then the tenant's adapters.
+    async def resolve(self, principal: Principal, name: str, conversation: str | None = None) -> ResolvedModel:
+        """Base names first, then the tenant's adapters, then those lent to it as `owner/adapter`.
 
-        Raises ApiError 404 model_not_found, or 503 while no model is ready.
+        `conversation` is what a weighted split sticks to. Raises ApiError 404 model_not_found, 403 model_not_allowed
+        for a name that the key may not call, or 503 while no worker can serve it.
         """
 
+    async def describe(self, principal: Principal, name: str) -> ModelEntry:
+        """One model, under the very name that was asked for. Raises ApiError as resolve does."""
+
     async def list_models(self, principal: Principal) -> list[ModelEntry]:
-        """The base models with a live worker, then the tenant's ready adapters."""
+        """The base models with a live worker, then the tenant's ready adapters, then those lent to it; of each only
+        what the key may call.
+        """

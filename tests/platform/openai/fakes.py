@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from tokenizers import Tokenizer
@@ -181,7 +181,7 @@ class FakeRegistry:
     cards: Mapping[str, ModelCard]
     adapters: Mapping[str, int]
 
-    async def resolve(self, principal: Principal, name: str) -> ResolvedModel:
+    async def resolve(self, principal: Principal, name: str, conversation: str | None = None) -> ResolvedModel:
         if name in self.cards:
             return ResolvedModel(base=name, digest=None, adapter=None, version=None)
         adapter, _, version = name.partition("@v")
@@ -189,6 +189,12 @@ class FakeRegistry:
             number = int(version) if version else self.adapters[adapter]
             return ResolvedModel(base="base", digest=f"sha256:{adapter}{number}", adapter=adapter, version=number)
         raise model_not_found(name)
+
+    async def describe(self, principal: Principal, name: str) -> ModelEntry:
+        resolved = await self.resolve(principal, name)
+        listed = resolved.base if resolved.adapter is None else resolved.adapter
+        entry = next(entry for entry in await self.list_models(principal) if entry.id == listed)
+        return replace(entry, id=name)
 
     async def list_models(self, principal: Principal) -> list[ModelEntry]:
         bases = [ModelEntry(name, 7, "polygraft", None, card.max_model_len) for name, card in self.cards.items()]

@@ -112,7 +112,7 @@ def test_required_fields(field: str) -> None:
 
 
 def test_fields_that_change_nothing_are_not_read() -> None:
-    assert chat(user="u", metadata={"a": "b"}, store=True, service_tier="auto", cache_salt="x", nonsense=[1]) == chat()
+    assert chat(metadata={"a": "b"}, store=True, service_tier="auto", cache_salt="x", nonsense=[1]) == chat()
 
 
 @pytest.mark.parametrize(

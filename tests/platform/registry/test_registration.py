@@ -62,12 +62,7 @@ async def register(database: Database, card: ModelCard, blobs: Blobs) -> Any:
 
 async def served(database: Database, tenant_id: str) -> dict[str, tuple[int, str]]:
     async with database.transaction() as session:
-        found = {}
-        for adapter, _ in await repository.served_adapters(session, tenant_id):
-            row = await repository.served_version(session, tenant_id, adapter.name, None)
-            assert row is not None
-            found[adapter.name] = (row[1].version, row[1].digest)
-        return found
+        return {model.name: (model.version, model.digest) for model in await repository.own_models(session, tenant_id)}
 
 
 async def test_names_serve_their_contents_which_are_stored_by_digest(

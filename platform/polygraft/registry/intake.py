@@ -1,0 +1,214 @@
+"""A new version of an adapter on its way from a number to being served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from polygraft.audit import Actor, record
+from polygraft.db import Adapter, AdapterVersion, Database, new_id, now
+from polygraft.errors import ApiError, bad_request
+from polygraft.registry import records
+from polygraft.registry.findings import fill, problem_objects, storable
+from polygraft.registry.live import LiveModels
+from polygraft.registry.names import NAME_RULE, is_adapter_name
+from polygraft.registry.objects import found_object, no_adapter
+from polygraft.registry.options import OPTION, clash
+from polygraft.registry.schemas import AdapterObject
+from polygraft.tenancy.request import Owner
+from polygraft_adapters.types import AdapterInfo, Problem
+
+LEASE_SECONDS = 30
+"""For how long a version belongs to whoever validates it, unless that one renews it."""
+LONGEST_REASON = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A version that is being validated."""
+
+    version_id: str
+    adapter_id: str
+    tenant_id: str
+    name: str
+    """The adapter's."""
+    version: int
+    base_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The version that holds the contents; `existed`: the name had them before."""
+
+    version: int
+    existed: bool
+
+
+class Intake:
+    """Numbers new versions, and serves or refuses them once they have been validated."""
+
+    def __init__(self, database: Database, live: LiveModels) -> None:
+        self._database = database
+        self._live = live
+
+    def check_name(self, name: str) -> None:
+        """Raise ApiError 400 for what is no adapter's name, 409 for one that could be taken for a base model's."""
+        if not is_adapter_name(name):
+            raise bad_request(f"`name` must be made of {NAME_RULE}.", param="name")
+        for base in self._live.now.cards:
+            if clash(name, base):
+                raise ApiError(
+                    409, f"The name `{name}` clashes with the base model `{base}`.", param="name", code="name_taken"
+                )
+
+    async def begin(
+        self,
+        owner: Owner,
+        actor: Actor,
+        name: str,
+        base_model: str,
+        source: Literal["upload", "import"],
+        origin: str | None,
+    ) -> Ticket:
+        """Take the next number of the name, which check_name has let pass. What the name serves stays as it is."""
+        version_id = new_id("adv")
+        async with self._database.transaction() as session:
+            adapter_id, number = await records.take_number(session, owner.tenant_id, name)
+            session.add(
+                AdapterVersion(
+                    id=version_id,
+                    adapter_id=adapter_id,
+                    version=number,
+                    source=source,
+                    origin=None if origin is None else storable(origin),
+                    status="validating",
+                    base_model=base_model,
+                    lease_until=now() + timedelta(seconds=LEASE_SECONDS),
+                )
+            )
+            record(
+                session, actor, f"adapter.{source}", adapter_id, tenant_id=owner.tenant_id, name=name, version=number
+            )
+        return Ticket(version_id, adapter_id, owner.tenant_id, name, number, base_model)
+
+    async def renew(self, ticket: Ticket) -> None:
+        """Keep the version for another LEASE_SECONDS."""
+        lease = now() + timedelta(seconds=LEASE_SECONDS)
+        renewal = (
+            update(AdapterVersion)
+            .where(AdapterVersion.id == ticket.version_id, AdapterVersion.status == "validating")
+            .values(lease_until=lease)
+        )
+        async with self._database.transaction() as session:
+            await session.execute(renewal)
+
+    async def ready(self, ticket: Ticket, actor: Actor, info: AdapterInfo) -> Accepted:
+        """Serve the contents, which must be in the blob store, under the name: from here on, all at once.
+
+        A name that was deleted before the ticket is back. Contents that the name has already are that version again,
+        and the ticket's is no more. What was begun later and is ready already goes on being served. Raises ApiError
+        404 when the adapter is gone for good.
+        """
+        async with self._database.transaction() as session:
+            adapter = await records.lock_by_id(session, ticket.adapter_id)
+            if adapter is None:
+                raise no_adapter(ticket.name)
+            newest = await records.newest_ready(session, adapter.id)
+            known = await records.version_with_digest(session, adapter.id, info.digest)
+            mine = await records.version_of(session, adapter.id, ticket.version_id)
+            if mine is None and known is None:
+                raise no_adapter(ticket.name)
+            existed = known is not None and (mine is None or known.id != mine.id)
+            if known is not None and existed:
+                await _merge(session, known, mine)
+            elif mine is not None:
+                fill(mine, info)
+                known = mine
+            assert known is not None
+            served = newest is None or ticket.version >= newest
+            if served:
+                _serve(adapter, known.version, mine)
+            record(
+                session,
+                actor,
+                "adapter.version",
+                adapter.id,
+                tenant_id=adapter.tenant_id,
+                name=adapter.name,
+                version=known.version,
+                digest=info.digest,
+                existed=existed,
+                served=served,
+            )
+        return Accepted(known.version, existed)
+
+    async def failed(self, ticket: Ticket, actor: Actor, reason: str, problems: Sequence[Problem]) -> None:
+        """Keep the version as a refused one, with all that is wrong with it. What the name serves stays as it is."""
+        async with self._database.transaction() as session:
+            adapter = await records.lock_by_id(session, ticket.adapter_id)
+            mine = None if adapter is None else await records.version_of(session, adapter.id, ticket.version_id)
+            if adapter is None or mine is None or mine.status != "validating":
+                return
+            mine.status, mine.lease_until = "failed", None
+            mine.status_reason = storable(reason)[:LONGEST_REASON]
+            mine.errors = problem_objects(problems)
+            record(
+                session,
+                actor,
+                "adapter.failed",
+                adapter.id,
+                tenant_id=adapter.tenant_id,
+                name=adapter.name,
+                version=mine.version,
+                reason=mine.status_reason,
+            )
+
+    async def abandoned(self) -> list[Ticket]:
+        """The versions whose validation has stopped because its gateway died; they are the caller's now, leased."""
+        moment = now()
+        take = (
+            update(AdapterVersion)
+            .where(AdapterVersion.status == "validating", AdapterVersion.lease_until < moment)
+            .values(lease_until=moment + timedelta(seconds=LEASE_SECONDS))
+            .returning(AdapterVersion.id)
+        )
+        async with self._database.transaction() as session:
+            taken = set(await session.scalars(take, execution_options={"synchronize_session": False}))
+            query = (
+                select(AdapterVersion, Adapter)
+                .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+                .where(AdapterVersion.id.in_(taken))
+            )
+            return [
+                Ticket(version.id, adapter.id, adapter.tenant_id, adapter.name, version.version, version.base_model)
+                for version, adapter in await session.execute(query)
+            ]
+
+    async def adapter_object(self, owner: Owner, name: str) -> AdapterObject:
+        """The adapter as its owner sees it, also while its first version is validated. Raises ApiError 404."""
+        async with self._database.transaction() as session:
+            found = await found_object(session, owner, name)
+        if found is None:
+            raise no_adapter(name)
+        return found
+
+
+async def _merge(session: AsyncSession, known: AdapterVersion, mine: AdapterVersion | None) -> None:
+    """Have the known version instead of the new one."""
+    if mine is None:
+        return
+    if known.source == OPTION:
+        # It no longer depends on the option being there.
+        known.source, known.origin = mine.source, mine.origin
+    await session.delete(mine)
+
+
+def _serve(adapter: Adapter, number: int, mine: AdapterVersion | None) -> None:
+    adapter.served_version, adapter.enabled = number, True
+    if adapter.deleted_at is not None and mine is not None and mine.created_at > adapter.deleted_at:
+        adapter.deleted_at = None

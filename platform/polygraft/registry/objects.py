@@ -1,0 +1,67 @@
+"""From rows to what the owner of an adapter is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from polygraft.db import Adapter
+from polygraft.errors import ApiError, not_found
+from polygraft.registry import records
+from polygraft.registry.records import Shown
+from polygraft.registry.schemas import AdapterObject, alias_target, unix, version_object
+from polygraft.tenancy.request import Owner
+
+
+def no_adapter(name: str) -> ApiError:
+    """404, in the same words for what does not exist, is deleted or is another tenant's."""
+    return not_found("adapter", name)
+
+
+async def adapter_object(session: AsyncSession, owner: Owner, adapter: Adapter) -> AdapterObject:
+    """The adapter as it stands in this transaction."""
+    return (await adapter_objects(session, owner, [adapter]))[0]
+
+
+async def adapter_objects(session: AsyncSession, owner: Owner, adapters: Sequence[Adapter]) -> list[AdapterObject]:
+    """The adapters in their order."""
+    return [_object(owner, shown) for shown in await records.shown(session, adapters)]
+
+
+async def found_object(session: AsyncSession, owner: Owner, name: str) -> AdapterObject | None:
+    """The adapter of that name if it is live, or if it is not but gets a new version, of which alone is told then."""
+    adapter = await records.by_name(session, owner.tenant_id, name)
+    if adapter is None:
+        return None
+    shown = (await records.shown(session, [adapter]))[0]
+    if adapter.enabled and adapter.deleted_at is None:
+        return _object(owner, shown)
+    since = adapter.deleted_at
+    if shown.newest.status == "ready" or (since is not None and shown.newest.created_at <= since):
+        return None
+    return _object(owner, Shown(adapter, served=None, newest=shown.newest, aliases=()))
+
+
+def _object(owner: Owner, shown: Shown) -> AdapterObject:
+    adapter, newest = shown.adapter, shown.newest
+    told = newest if shown.served is None else shown.served
+    newer = newest.version > told.version and newest.status != "ready"
+    return AdapterObject(
+        id=adapter.id,
+        name=adapter.name,
+        version=told.version,
+        digest=told.digest,
+        status=told.status,  # type: ignore[arg-type]  # only the registry writes it
+        status_reason=told.status_reason,
+        base_model=told.base_model,
+        rank=told.rank,
+        scale=told.scale,
+        target_modules=told.target_modules,
+        size_bytes=told.size_bytes,
+        created_at=unix(adapter.created_at),
+        owned_by=owner.tenant_name,
+        aliases={alias.name: alias_target(alias) for alias in shown.aliases},
+        latest=version_object(adapter.name, newest) if newer else None,
+        warnings=told.warnings,
+    )
