@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polygraft.db import AdapterVersion
+from polygraft.errors import ApiError
 from polygraft_adapters.types import AdapterInfo, Problem
 
 
@@ -33,3 +34,14 @@ def fill(version: AdapterVersion, info: AdapterInfo) -> None:
     version.target_modules = list(info.targets)
     version.size_bytes = info.size_bytes
     version.warnings = [storable(warning) for warning in info.warnings]
+
+
+def invalid_adapter(problems: Sequence[Problem]) -> ApiError:
+    """422 with all that is wrong; the message tells the first."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return ApiError(
+        422,
+        f"The adapter cannot be served: {storable(str(problems[0]))}{more}.",
+        code="invalid_adapter",
+        errors=problem_objects(problems),
+    )
