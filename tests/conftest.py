@@ -1,4 +1,4 @@
-"""What every folder of tests shares: an offline environment and the demo model."""
+"""What every folder of tests shares: an offline environment, the demo model and a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.postgres import postgres, postgres_url  # noqa: F401
 
 from polygraft.demo import build_demo_model
 

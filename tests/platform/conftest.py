@@ -30,6 +30,17 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await database.close()
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+async def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """An empty registry in each of the supported databases."""
+    postgres = request.param == "postgresql"
+    database = Database(request.getfixturevalue("postgres_url") if postgres else sqlite_url(tmp_path / "registry.db"))
+    async with database.engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    yield database
+    await database.close()
+
+
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[PrivateValkey]:
     """One server for the whole session, on a short path."""
