@@ -74,6 +74,10 @@ class Settings(BaseSettings):
     """A folder, or s3://bucket/prefix; default: a folder in the data folder."""
     adapter_root: Strings = ()
     """Folders below which adapters may be loaded and imported from by path; default: none."""
+    import_source: Strings = ()
+    """Beginnings of hf:// and s3:// URLs that tenants may import adapters from, read with this server's own
+    credentials; default: none.
+    """
     max_adapter_size: Size = 4 << 30
     """Largest upload, and largest adapter once it is unpacked."""
     # who may call
@@ -114,6 +118,8 @@ class Settings(BaseSettings):
     """Most different adapters in one step; the base takes none."""
     max_cpu_loras: int = Field(256, ge=1)
     """Most adapters held in a worker's memory."""
+    max_cpu_lora_memory: Size = 4 << 30
+    """What they may take of it together, as they are held there."""
     max_lora_rank: int = Field(64, ge=1)
     """Largest rank of an adapter."""
     workers: int = Field(1, ge=1)

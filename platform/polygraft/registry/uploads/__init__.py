@@ -1,0 +1,1 @@
+"""Adapters on their way in: received, opened and checked before anybody can call them."""

@@ -1,0 +1,43 @@
+"""SQL for what is on its way in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from polygraft.db import AdapterVersion, Upload
+
+
+async def upload(session: AsyncSession, tenant_id: str, upload_id: str, moment: datetime) -> Upload | None:
+    """The tenant's upload, unless it has expired."""
+    query = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id, Upload.expires_at > moment)
+    found: Upload | None = await session.scalar(query)
+    return found
+
+
+async def count_uploads(session: AsyncSession, tenant_id: str, moment: datetime) -> int:
+    """How many the tenant has open."""
+    query = select(func.count()).select_from(Upload).where(Upload.tenant_id == tenant_id, Upload.expires_at > moment)
+    found: int = (await session.scalars(query)).one()
+    return found
+
+
+async def remove_upload(session: AsyncSession, tenant_id: str, upload_id: str) -> bool:
+    """Whether there was one to remove."""
+    removal = delete(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id).returning(Upload.id)
+    return await session.scalar(removal) is not None
+
+
+async def remove_expired(session: AsyncSession, moment: datetime) -> None:
+    """Forget the uploads that nobody completed in time."""
+    await session.execute(delete(Upload).where(Upload.expires_at <= moment))
+
+
+async def wanted(session: AsyncSession, ids: Collection[str]) -> set[str]:
+    """Those of the ids that are versions being validated, or open uploads."""
+    versions = select(AdapterVersion.id).where(AdapterVersion.id.in_(ids), AdapterVersion.status == "validating")
+    uploads = select(Upload.id).where(Upload.id.in_(ids))
+    return {*await session.scalars(versions), *await session.scalars(uploads)}

@@ -1,0 +1,197 @@
+"""Uploads that survive a broken connection: announced, then sent piece by piece, each where the last one ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+from polygraft.audit import Actor, record
+from polygraft.db import Database, Upload, new_id, now
+from polygraft.errors import ApiError, bad_request, not_found, shortened
+from polygraft.registry.uploads import repository
+from polygraft.registry.uploads.body import Body, too_large
+from polygraft.registry.uploads.form import BATCH
+from polygraft.registry.uploads.schemas import DeletedUpload, UploadBody, UploadObject, upload_object
+from polygraft.registry.uploads.staging import UPLOAD, Staged, Staging
+from polygraft.tenancy.request import Owner
+
+EXPIRY = timedelta(hours=24)
+MAX_OPEN = 8
+_ID = re.compile(rf"{UPLOAD}[0-9a-f]{{24}}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_ENDINGS = {".zip": "adapter.zip", ".tar.gz": "adapter.tar.gz", ".tgz": "adapter.tar.gz"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a request sends: bytes `start` up to and with `last` of `total` (None: it does not say)."""
+
+    start: int
+    last: int
+    total: int | None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.last - self.start + 1
+
+
+def parse_range(header: str) -> Piece:
+    """`bytes 0-99/1000`, of the header Content-Range. Raises ApiError 400."""
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or int(match[1]) > int(match[2]):
+        raise bad_request("The header Content-Range must be like `bytes 0-1048575/4000000`.")
+    return Piece(int(match[1]), int(match[2]), None if match[3] == "*" else int(match[3]))
+
+
+class Resumable:
+    """The tenants' open uploads. The database knows them; their bytes lie in the folder of their id."""
+
+    def __init__(self, database: Database, staging: Staging, max_bytes: int) -> None:
+        self._database = database
+        self._staging = staging
+        self._max_bytes = max_bytes
+
+    async def create(self, owner: Owner, actor: Actor, body: UploadBody) -> UploadObject:
+        """Announce an upload. Raises ApiError: 400, 413, and 429 when too many are open."""
+        filename = next((name for ending, name in _ENDINGS.items() if body.filename.lower().endswith(ending)), None)
+        if filename is None:
+            raise bad_request("`filename` must end in .zip or .tar.gz.", param="filename")
+        if body.size_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        moment = now()
+        upload = Upload(
+            id=new_id("upl"),
+            tenant_id=owner.tenant_id,
+            name=body.name,
+            filename=filename,
+            size_bytes=body.size_bytes,
+            base_model=body.base_model,
+            created_at=moment,
+            expires_at=moment + EXPIRY,
+        )
+        async with self._database.transaction() as session:
+            if await repository.count_uploads(session, owner.tenant_id, moment) >= MAX_OPEN:
+                raise ApiError(
+                    429,
+                    f"{MAX_OPEN} uploads are open; complete or delete one of them.",
+                    type="requests",
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": "60"},
+                )
+            session.add(upload)
+            record(session, actor, "upload.create", upload.id, tenant_id=owner.tenant_id, name=body.name)
+        return upload_object(upload, received=0)
+
+    async def get(self, owner: Owner, upload_id: str) -> UploadObject:
+        """How far it got. Raises ApiError 404."""
+        upload = await self._find(owner, upload_id)
+        return upload_object(upload, await self._received(upload_id))
+
+    async def append(self, owner: Owner, upload_id: str, piece: Piece, body: Body) -> UploadObject:
+        """Write the body's bytes to disk, as many as come. Raises ApiError 409, with how far the upload got, for a
+        piece that does not begin there.
+        """
+        upload = await self._find(owner, upload_id)
+        if piece.last >= upload.size_bytes or piece.total not in (None, upload.size_bytes):
+            raise bad_request(f"The upload was announced with {upload.size_bytes} bytes.")
+        async with self._held(upload_id) as staged:
+            received = await self._received(upload_id)
+            if piece.start != received:
+                raise _wrong_offset(received)
+            with await asyncio.to_thread(staged.archive.open, "ab") as file:
+                try:
+                    await _append(file, body)
+                finally:
+                    # Also what came before the connection broke is not to be sent again.
+                    await asyncio.shield(asyncio.to_thread(_flush, file))
+            return upload_object(upload, await self._received(upload_id))
+
+    async def delete(self, owner: Owner, actor: Actor, upload_id: str) -> DeletedUpload:
+        """Give it up. Raises ApiError 404."""
+        await self._find(owner, upload_id)
+        async with self._held(upload_id) as staged:
+            async with self._database.transaction() as session:
+                if not await repository.remove_upload(session, owner.tenant_id, upload_id):
+                    raise not_found("upload", shortened(upload_id))
+                record(session, actor, "upload.delete", upload_id, tenant_id=owner.tenant_id)
+            await staged.remove()
+        return DeletedUpload(id=upload_id)
+
+    @asynccontextmanager
+    async def complete(self, owner: Owner, upload_id: str, sha256: str | None) -> AsyncIterator[tuple[Upload, Staged]]:
+        """The upload and its folder, which is whole. Raises ApiError: 404, 409 when bytes are missing, and 400 when it
+        is not what `sha256` says.
+        """
+        upload = await self._find(owner, upload_id)
+        async with self._held(upload_id) as staged:
+            received = await self._received(upload_id)
+            if received < upload.size_bytes:
+                raise _wrong_offset(received)
+            if sha256 is not None and await asyncio.to_thread(_sha256, staged.archive) != sha256.lower():
+                raise bad_request("The upload is not what `sha256` says; delete it and send it again.", param="sha256")
+            yield upload, staged
+
+    async def forget(self, owner: Owner, upload_id: str) -> None:
+        """It has become a version."""
+        async with self._database.transaction() as session:
+            await repository.remove_upload(session, owner.tenant_id, upload_id)
+
+    async def _find(self, owner: Owner, upload_id: str) -> Upload:
+        found = None
+        if _ID.fullmatch(upload_id) is not None:
+            async with self._database.transaction() as session:
+                found = await repository.upload(session, owner.tenant_id, upload_id, now())
+        if found is None:
+            raise not_found("upload", shortened(upload_id))
+        return found
+
+    async def _received(self, upload_id: str) -> int:
+        return await asyncio.to_thread(self._staging.archive_size, upload_id)
+
+    @asynccontextmanager
+    async def _held(self, upload_id: str) -> AsyncIterator[Staged]:
+        staged = await self._staging.take(upload_id, create=True)
+        if staged is None:
+            raise ApiError(409, "Another request is at work on this upload.", code="upload_in_use")
+        async with staged:
+            yield staged
+
+
+async def _append(file: IO[bytes], body: Body) -> None:
+    batch = bytearray()
+    try:
+        async for part in body:
+            batch += part
+            if len(batch) >= BATCH:
+                full, batch = batch, bytearray()
+                await asyncio.to_thread(file.write, full)
+    finally:
+        await asyncio.shield(asyncio.to_thread(file.write, batch))
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _wrong_offset(received: int) -> ApiError:
+    return ApiError(
+        409,
+        f"The upload has {received} bytes; the next piece begins there.",
+        code="wrong_offset",
+        headers={"Upload-Offset": str(received)},
+    )

@@ -1,0 +1,127 @@
+"""Where adapters may be imported from. Nothing is, unless the operator's options allow it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from polygraft.errors import ApiError, bad_request, shortened
+from polygraft.registry.uploads.contents import choose
+from polygraft.registry.uploads.remote import BucketSource, HubSource, too_much
+from polygraft_adapters.types import AdapterError, Problem
+
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,255}))?", re.ASCII)
+_BUCKET = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,62})/(?P<prefix>[\w./ +=@()'!*-]{0,1000})", re.ASCII)
+_MOST_FILES = 1000
+
+
+class Source(Protocol):
+    """One place that holds an adapter."""
+
+    async def fetch(self, folder: Path) -> None:
+        """Bring the adapter's files into `folder`. Raises AdapterError."""
+
+
+class Sources:
+    """Says which places are allowed."""
+
+    def __init__(self, roots: Sequence[str], allowed: Sequence[str], max_bytes: int) -> None:
+        """`roots` are folders for file://, `allowed` the beginnings of hf:// and s3:// URLs."""
+        self._roots = tuple(Path(root).expanduser() for root in roots)
+        self._allowed = tuple(allowed)
+        self._max_bytes = max_bytes
+
+    async def admit(self, source: str) -> Source:
+        """The place that is meant. Raises ApiError 400 for what is none or is not allowed; about folders it says no
+        more than that.
+        """
+        if source.startswith("file://"):
+            return await asyncio.to_thread(self._folder, source)
+        if match := _HUB.fullmatch(source):
+            self._require(source)
+            if "." in (match["repo"].partition("/")[0], match["repo"].partition("/")[2]):
+                raise _no_source()
+            revision = "main" if match["revision"] is None else match["revision"]
+            return HubSource(match["repo"], revision, self._max_bytes)
+        if match := _BUCKET.fullmatch(source):
+            self._require(source)
+            return BucketSource(match["bucket"], match["prefix"].rstrip("/"), self._max_bytes)
+        raise _no_source()
+
+    def _require(self, source: str) -> None:
+        parts = source.replace("@", "/").split("/")
+        if ".." in parts or not any(_below(source, allowed) for allowed in self._allowed):
+            raise bad_request(
+                f"`source` {shortened(source)!r} is not among those that the server's --import-source allows.",
+                param="source",
+            )
+
+    def _folder(self, source: str) -> FolderSource:
+        url = urlsplit(source)
+        path = None
+        if url.netloc in ("", "localhost") and not url.query and not url.fragment:
+            path = below_roots(unquote(url.path), self._roots)
+        if path is None or not path.is_dir():
+            raise bad_request(
+                "`source` is not a folder below one that the server's --adapter-root allows.", param="source"
+            )
+        return FolderSource(path, self._roots, self._max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A folder of this machine."""
+
+    path: Path
+    roots: tuple[Path, ...]
+    max_bytes: int
+
+    async def fetch(self, folder: Path) -> None:
+        """Copy the adapter's files. Raises AdapterError."""
+        await asyncio.to_thread(self._copy, folder)
+
+    def _copy(self, folder: Path) -> None:
+        try:
+            names = [entry.name for entry in os.scandir(self.path)]
+            left = self.max_bytes
+            for name, found in choose(names[:_MOST_FILES]).items():
+                # Links are followed, so that a Hub cache can be served, but never out of the roots.
+                path = below_roots(str(self.path / found), self.roots)
+                if path is None or not stat.S_ISREG(path.stat().st_mode):
+                    raise AdapterError([Problem(name, "is no regular file below an --adapter-root")])
+                left -= path.stat().st_size
+                if left < 0:
+                    raise too_much(self.max_bytes)
+                shutil.copyfile(path, folder / name)
+        except OSError as error:
+            raise AdapterError([Problem("source", f"cannot be read: {error.strerror}")]) from error
+
+
+def below_roots(path: str, roots: Sequence[Path]) -> Path | None:
+    """`path` with its links resolved, if that exists and lies below one of the folders."""
+    try:
+        real = Path(path).resolve(strict=True)
+        if any(real.is_relative_to(root.resolve()) for root in roots):
+            return real
+    except (OSError, RuntimeError, ValueError):  # no such file, a loop of links, a NUL
+        return None
+    return None
+
+
+def _below(source: str, allowed: str) -> bool:
+    """Whether `source` begins with `allowed`, up to the end of a part of either."""
+    if not source.startswith(allowed):
+        return False
+    return allowed.endswith(("/", "@")) or source[len(allowed) : len(allowed) + 1] in ("", "/", "@")
+
+
+def _no_source() -> ApiError:
+    return bad_request("`source` must be hf://org/repo@rev, s3://bucket/prefix or file:///path.", param="source")
