@@ -21,7 +21,8 @@ LOGS = ("log_level", "log_format")
 HTTP = ("host", "port", "metrics_port", "auth", "adapter", "adapter_root", "max_adapter_size", "seed")
 ENGINE = (
     "device", "dtype", "kernels", "quantization", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-    "block_size", "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras", "max_lora_rank",
+    "block_size", "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras",
+    "max_cpu_lora_memory", "max_lora_rank",
 )  # fmt: skip
 
 MODEL_ARGUMENT = "model_argument"

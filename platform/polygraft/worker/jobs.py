@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
+from polygraft.blobs import BlobError, BlobUnavailable
 from polygraft.queue.messages import ChoiceDelta, JobError, JobEvent, Usage
 from polygraft.queue.worker import ClaimedJob, Emission
 from polygraft_adapters.types import AdapterError
@@ -29,7 +30,9 @@ def refusal(error: InvalidRequest) -> JobError:
 
 
 def broken_adapter(name: str | None, error: BaseException) -> JobError:
-    """422 with the list of what is wrong with the adapter; 500 if it is not the adapter's fault."""
+    """422 for what is wrong with the adapter or its files, 503 where they cannot be read at present; 500 if the fault
+    is our own.
+    """
     if isinstance(error, AdapterError):
         problems = [
             {"tensor" if "lora_" in problem.where else "field": problem.where, "problem": problem.problem,
@@ -37,6 +40,18 @@ def broken_adapter(name: str | None, error: BaseException) -> JobError:
             for problem in error.problems
         ]  # fmt: skip
         return _invalid_adapter(f"The adapter `{name}` cannot be served: {error}.", tuple(problems))
+    if isinstance(error, BlobUnavailable):
+        return JobError(
+            status=503,
+            type="service_unavailable_error",
+            code="dependency_unavailable",
+            message=f"The files of the adapter `{name}` cannot be read at present; try again.",
+        )
+    if isinstance(error, BlobError):
+        return _invalid_adapter(
+            f"The adapter `{name}` cannot be served: its files are missing or damaged where they are stored. "
+            "Upload it again."
+        )
     return JobError(status=500, type="server_error", code=None, message=f"The adapter `{name}` could not be loaded.")
 
 

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from polygraft.blobs import BlobError, BlobStore
 from polygraft.errors import ConfigError
 from polygraft.places import places
 from polygraft.queue.limits import QueueLimits
@@ -24,9 +23,10 @@ from polygraft.settings import Settings
 from polygraft.supervisor import CONFIG_EXIT_CODE
 from polygraft.worker.adapters import HostAdapters
 from polygraft.worker.card import Prepared, prepare
+from polygraft.worker.loading import AdapterLoader, single_threaded
 from polygraft.worker.loop import WorkerLoop
 from polygraft.worker.vitals import Heartbeat, Vitals
-from polygraft_adapters.weights import AdapterWeights, load_adapter
+from polygraft_adapters.weights import AdapterWeights
 from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine
 from polygraft_engine.types import EngineError
@@ -87,9 +87,13 @@ def _serve(settings: Settings, stop: _Stop) -> None:
         heartbeat = Heartbeat(vitals, beating.heartbeat, limits.beat)
         heartbeat.start()
         stack.callback(heartbeat.stop)
-        adapters = HostAdapters(_Loader(prepared, blobs, vitals), settings.max_cpu_loras)
+        loader = AdapterLoader(blobs, prepared.card, getattr(torch, prepared.options.dtype), vitals)
+        adapters = HostAdapters(
+            loader, settings.max_cpu_loras, settings.max_cpu_lora_memory, prepare_thread=single_threaded
+        )
         stack.callback(adapters.close)
         engine = _load(prepared, adapters)
+        loader.prepare = engine.prepare
         loop = WorkerLoop(queue, engine, adapters, prepared.files.tokenizer(), vitals, settings.max_num_seqs)
         stop.at_once = False
         vitals.state = "ready"
@@ -132,25 +136,3 @@ class _Leaving:
     def __call__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None or not issubclass(kind, QueueUnavailable):
             self.queue.deregister()
-
-
-class _Loader:
-    """Reads adapters out of the blob store, in the dtype that the engine computes in."""
-
-    def __init__(self, prepared: Prepared, blobs: BlobStore, vitals: Vitals) -> None:
-        self._prepared = prepared
-        self._blobs = blobs
-        self._vitals = vitals
-        self._dtype: torch.dtype = getattr(torch, prepared.options.dtype)
-
-    def __call__(self, digest: str) -> AdapterWeights:
-        """Raises AdapterError for a broken adapter, EngineError for one that is not there."""
-        card = self._prepared.card
-        began = time.monotonic()
-        try:
-            folder = self._blobs.adapter_path(digest)
-            weights = load_adapter(folder, card.modules, card.max_lora_rank, self._dtype)
-        except (BlobError, OSError) as error:
-            raise EngineError(f"the adapter {digest} cannot be read: {error}") from error
-        self._vitals.adapter_loaded(time.monotonic() - began)
-        return weights

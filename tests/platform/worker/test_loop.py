@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from polygraft.blobs import BlobError, BlobUnavailable
 from polygraft.queue.gateway import GatewayQueue, JobStream
 from polygraft.queue.messages import LOAD_SECONDS, Job, JobEvent, Usage
 from polygraft.queue.worker import WorkerQueue
@@ -109,6 +110,10 @@ def load(digest: str) -> Weights:
     time.sleep(0.05)
     if digest == "broken":
         raise EngineError("secret path")
+    if digest == "damaged":
+        raise BlobError("secret path is damaged")
+    if digest == "away":
+        raise BlobUnavailable("secret store does not answer")
     if digest == "wrong":
         raise AdapterError([Problem("r", "is too large", "smaller"), Problem("q_proj.lora_A.weight", "is missing")])
     return Weights()
@@ -154,7 +159,7 @@ def worker_queue(valkey: str) -> Iterator[WorkerQueue]:
 @pytest.fixture
 async def rig(valkey: str, worker_queue: WorkerQueue, tokenizer: Tokenizer) -> AsyncIterator[Rig]:
     gateway = await GatewayQueue.connect(valkey, "g")
-    adapters = HostAdapters(load, 2)
+    adapters = HostAdapters(load, 2, 1 << 20)
     engine, vitals = ScriptedEngine(), Vitals("w", "m")
     loop = WorkerLoop(worker_queue, engine, adapters, tokenizer, vitals, max_num_seqs=4, idle_seconds=0.05)
     yield Rig(loop, engine, worker_queue, vitals, gateway)
@@ -318,6 +323,25 @@ async def test_a_broken_adapter_fails_its_jobs_alone(rig: Rig, make_job: MakeJob
     assert "secret" not in failed.error.message
     assert failed.usage == Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
     assert (await events_of(fine))[-1].error is None
+
+
+@pytest.mark.parametrize(
+    ("digest", "status", "code"), [("damaged", 422, "invalid_adapter"), ("away", 503, "dependency_unavailable")]
+)
+async def test_an_adapter_that_cannot_be_read_fails_its_jobs_alone(
+    rig: Rig, make_job: MakeJob, digest: str, status: int, code: str
+) -> None:
+    unread = await rig.gateway.open(msgspec.structs.replace(make_job(adapter=digest), adapter_name="tuned@v2"))
+    fine, base = await rig.gateway.open(make_job(adapter="y")), await rig.gateway.open(make_job())
+    await rig.turns(1)
+    await rig.until_done()
+    [failed] = await events_of(unread)
+    assert failed.error is not None
+    assert (failed.error.status, failed.error.code) == (status, code)
+    assert "`tuned@v2`" in failed.error.message
+    assert "secret" not in failed.error.message
+    for stream in (fine, base):
+        assert (await events_of(stream))[-1].error is None
 
 
 async def test_more_adapters_than_memory_holds_take_turns(rig: Rig, make_job: MakeJob) -> None:

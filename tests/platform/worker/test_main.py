@@ -208,8 +208,27 @@ async def test_a_job_that_cannot_be_served_costs_nobody_else_anything(running: R
     assert (refused.error.status, refused.error.param) == (400, "prompt")
     [failed] = await events_of(absent)
     assert failed.error is not None
-    assert failed.error.status == 500
+    assert (failed.error.status, failed.error.code) == (422, "invalid_adapter")
     await idle(gateway)
+
+
+@pytest.mark.slow
+async def test_a_damaged_adapter_costs_nobody_else_anything_and_is_mended_by_an_upload(
+    running: Running, gateway: GatewayQueue, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "fragile", read_spec(running.model), 77)
+    digest = inspect_adapter(folder, read_spec(running.model).module_shapes("tiny"), 64).digest
+    weights = running.blobs.put_adapter(folder, digest) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    broken = await gateway.open(job_of(gateway, (5, 6, 7), adapter=digest))
+    good = await gateway.open(job_of(gateway, (5, 6, 7), adapter=running.adapters["a1"]))
+    [failed] = await events_of(broken)
+    assert failed.error is not None
+    assert (failed.error.status, failed.error.code) == (422, "invalid_adapter")
+    assert (await events_of(good))[-1].error is None
+    running.blobs.put_adapter(folder, digest)
+    mended = await gateway.open(job_of(gateway, (5, 6, 7), adapter=digest))
+    assert (await events_of(mended))[-1].error is None
 
 
 @pytest.mark.slow
