@@ -64,6 +64,17 @@ def versions(mine: Adapters, name: Name, as_json: AsJson = False) -> None:
 
 @app.command()
 @command_on(adapters)
+def abandon(
+    mine: Adapters,
+    upload: Annotated[str, typer.Argument(metavar="UPLOAD_ID", help="As `push` told it: upl_….")],
+    as_json: AsJson = False,
+) -> None:
+    """Give up an upload that was broken off, before the server does."""
+    _done(mine.remote.call("DELETE", mine.path("uploads", upload)), f"gave up {upload}", as_json)
+
+
+@app.command()
+@command_on(adapters)
 def rollback(mine: Adapters, name: Name, to: Version, as_json: AsJson = False) -> None:
     """Have the bare name serve another version, an older or a newer one."""
     _show(mine.remote.call("POST", mine.path(name, "rollback"), json={"version": to}), as_json)

@@ -19,9 +19,7 @@ COLUMNS = ("at", "actor", "key_id", "address", "action", "object_id", "tenant_id
 def audit(
     admin: Remote,
     tenant: Annotated[str | None, typer.Option(help="Whose objects: a name or an id.")] = None,
-    action: Annotated[
-        str | None, typer.Option(help="Like adapter.rollback, or adapter for all of them.")
-    ] = None,
+    action: Annotated[str | None, typer.Option(help="Like adapter.rollback, or adapter for all of them.")] = None,
     key_id: Annotated[str | None, typer.Option(help="Who acted, by the key: key_….")] = None,
     object_id: Annotated[str | None, typer.Option("--object", help="What it was done to, by its id.")] = None,
     since: Annotated[

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
+import gzip
+import io
+import tarfile
 import tempfile
-import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import IO, Annotated
 
 import typer
 
 from polygraft.cli import show
-from polygraft.cli.archive import CONFIG, WEIGHTS
+from polygraft.cli.archive import CONFIG, READ_BYTES, WEIGHTS
 from polygraft.cli.connect import Adapters, AsJson, adapters, command_on
 from polygraft.cli.progress import progress_bar
 from polygraft.cli.remote import Json, RemoteError
 from polygraft.cli.values import reference, version
 from polygraft.errors import ConfigError
 
-FILES = (CONFIG, *WEIGHTS)
+FILES = (CONFIG, WEIGHTS[0])
 
 
 @command_on(adapters)
@@ -34,14 +37,11 @@ def pull(
     found = _version(mine, source)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        try:
-            with (scratch / "archive").open("w+b") as archive:
-                _download(mine, found, archive)
-                _unpack(archive, scratch / "adapter")
-            (scratch / "adapter").rename(directory)
-        finally:
-            shutil.rmtree(scratch)
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
+            folder = Path(scratch) / "adapter"
+            folder.mkdir()
+            _download(mine, found, folder)
+            folder.rename(directory)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
     if as_json:
@@ -67,26 +67,53 @@ def _version(mine: Adapters, source: str) -> Json:
     return mine.remote.call("GET", mine.path(name, "versions", number))
 
 
-def _download(mine: Adapters, found: Json, archive: BinaryIO) -> None:
-    with (
-        mine.remote.stream(mine.path(found["name"], "versions", found["version"], "content")) as (pieces, headers),
-        progress_bar() as bar,
-    ):
-        length = headers.get("content-length")
-        task = bar.add_task(found["name"], total=None if length is None else int(length))
-        for piece in pieces:
-            archive.write(piece)
-            bar.advance(task, len(piece))
+def _download(mine: Adapters, found: Json, folder: Path) -> None:
+    """Unpack the content route's .tar.gz as it comes. Raises RemoteError for one that is damaged or not whole."""
+    content = mine.path(found["name"], "versions", found["version"], "content")
+    with mine.remote.stream(content) as pieces, progress_bar() as bar:
+        task = bar.add_task(found["name"], total=found["size_bytes"])
+        try:
+            with gzip.open(io.BufferedReader(_Pieces(pieces))) as unzipped:
+                _unpack(unzipped, folder, lambda count: bar.advance(task, count))
+                # The checksum comes last.
+                while unzipped.read(READ_BYTES):
+                    pass
+        except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError):
+            raise RemoteError("what the server sent is not a whole adapter; try again") from None
+    if {path.name for path in folder.iterdir()} != set(FILES):
+        raise RemoteError("what the server sent is not an adapter")
 
 
-def _unpack(archive: BinaryIO, folder: Path) -> None:
+def _unpack(unzipped: IO[bytes], folder: Path, progress: Callable[[int], None]) -> None:
     """The adapter's files, and nothing else that may be in there."""
-    folder.mkdir()
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            for name in opened.namelist():
-                if name in FILES:
-                    with opened.open(name) as member, (folder / name).open("xb") as file:
-                        shutil.copyfileobj(member, file)
-    except zipfile.BadZipFile:
-        raise RemoteError("what the server sent is not a whole adapter") from None
+    with tarfile.open(fileobj=unzipped, mode="r|") as archive:
+        for entry in archive:
+            member = archive.extractfile(entry) if entry.name in FILES and entry.isreg() else None
+            if member is None:
+                continue
+            with (folder / entry.name).open("xb") as file:
+                while piece := member.read(READ_BYTES):
+                    file.write(piece)
+                    progress(len(piece))
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]  # io hands over buffers
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = piece
+        count = min(len(view), len(self._rest))
+        view[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count

@@ -18,6 +18,7 @@ from polygraft.cli.upload import Sender
 SECONDS_BETWEEN_LOOKS = 0.5
 
 Name = Annotated[str, typer.Option("--name", help="The adapter's name; content that is new is its next version.")]
+Base = Annotated[str | None, typer.Option(help="The served model that it is for; needed where there are several.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the server has checked it.")]
 Patience = Annotated[float, typer.Option("--timeout", min=0, help="Most seconds to wait for the check.")]
 
@@ -27,6 +28,7 @@ def push(
     mine: Adapters,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A PEFT folder, a .zip or a .tar.gz.")],
     name: Name,
+    base_model: Base = None,
     resume: Annotated[
         str | None, typer.Option(metavar="UPLOAD_ID", help="Go on with an upload that was broken off.")
     ] = None,
@@ -41,7 +43,7 @@ def push(
     """
     sender = Sender(mine.remote, mine.root, open_archive(path))
     if resume is None:
-        upload = sender.begin(name)
+        upload = sender.begin(name, base_model)
     else:
         upload = resume
         sender.resume(upload, name)
@@ -49,7 +51,7 @@ def push(
         with progress_bar() as bar:
             task = bar.add_task(name, total=sender.archive.size)
             sender.send(upload, lambda done: bar.update(task, completed=done))
-        found = sender.complete(upload)
+        found = sender.complete(upload, name)
     except (RemoteError, KeyboardInterrupt) as broken:
         if isinstance(broken, KeyboardInterrupt) or broken.passing:
             show.remark(f"go on with: polygraft adapter push {path} --name {name} --resume {upload}")
@@ -64,17 +66,23 @@ def import_(
         str, typer.Argument(metavar="SOURCE", help="hf://org/repo@revision, s3://bucket/folder or file:///folder.")
     ],
     name: Name,
+    base_model: Base = None,
     wait: Wait = True,
     timeout: Patience = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Have the server fetch an adapter. A folder must lie below one of the server's --adapter-root."""
-    found = mine.remote.call("POST", mine.path("import"), json={"name": name, "source": source})
+    body = {"name": name, "source": source}
+    if base_model is not None:
+        body["base_model"] = base_model
+    found = mine.remote.call("POST", mine.path("import"), json=body)
     _finish(mine, found, wait, timeout, as_json)
 
 
-def _finish(mine: Adapters, found: Json, wait: bool, timeout: float, as_json: bool) -> None:
+def _finish(mine: Adapters, answer: Json, wait: bool, timeout: float, as_json: bool) -> None:
     """Print what a new version became. Raises RemoteError for one that failed its check."""
+    newer = answer["latest"]
+    found = answer if newer is None or newer["status"] != "validating" else newer
     if wait:
         found = _until_checked(mine, found, timeout)
     if as_json:
@@ -95,9 +103,23 @@ def _until_checked(mine: Adapters, found: Json, seconds: float) -> Json:
         if time.monotonic() > deadline:
             raise RemoteError(f"{found['name']}@v{found['version']} is still being checked; look again later")
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        found = mine.remote.call("GET", mine.path(found["name"], "versions", found["version"]))
+        found = _look(mine, found)
     if found["status"] == "failed":
+        problems = found.get("errors")
         raise RemoteError(
-            str(found["status_reason"]), status=422, code="invalid_adapter", problems=found.get("errors") or ()
+            str(found["status_reason"]),
+            status=422,
+            code="invalid_adapter",
+            problems=() if problems is None else problems,
         )
     return found
+
+
+def _look(mine: Adapters, found: Json) -> Json:
+    """The version as it is by now. One whose contents the name had before is gone, and the older one is served."""
+    try:
+        return mine.remote.call("GET", mine.path(found["name"], "versions", found["version"]))
+    except RemoteError as error:
+        if error.status != 404:
+            raise
+        return mine.remote.call("GET", mine.path(found["name"]))

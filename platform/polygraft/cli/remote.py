@@ -68,7 +68,7 @@ class Remote:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"{url} is no address of a server: {error}") from None
-        if self._http.base_url.scheme not in ("http", "https"):
+        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
             raise ConfigError(f"{url} is no address of a server; write it like {DEFAULT_URL}")
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class Remote:
         return found
 
     @contextmanager
-    def stream(self, path: str) -> Generator[tuple[Iterator[bytes], httpx.Headers], None, None]:
-        """The body of a GET as it comes, and the headers. Raises RemoteError, while the body is read too."""
+    def stream(self, path: str) -> Generator[Iterator[bytes], None, None]:
+        """The body of a GET as it comes. Raises RemoteError, while the body is read too."""
         with self._reaching(), self._http.stream("GET", path) as answer:
             if not answer.is_success:
                 answer.read()
                 raise _refusal(answer)
-            yield answer.iter_raw(), answer.headers
+            yield answer.iter_raw()
 
     @contextmanager
     def _reaching(self) -> Generator[None, None, None]:
@@ -143,7 +143,7 @@ class Remote:
 
     def _stranger(self) -> RemoteError:
         # Whatever answers there will not become a Polygraft server by being asked again.
-        return RemoteError(f"{self.url} is not a Polygraft server: its answer is none of the API's", status=400)
+        return RemoteError(f"{self.url} is not a Polygraft server: it answers otherwise", status=400)
 
 
 def _given(params: Mapping[str, object] | None) -> dict[str, str] | None:

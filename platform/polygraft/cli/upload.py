@@ -17,8 +17,8 @@ ATTEMPTS = 8
 """Tries in a row without any progress, over about two minutes, before it is given up."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
-MOVED = (409, 416)
-"""The server holds another number of bytes than the client thought."""
+IN_USE = "upload_in_use"
+"""The server has not noticed yet that a connection broke."""
 
 Progress = Callable[[int], None]
 
@@ -31,9 +31,11 @@ class Sender:
     root: str
     archive: Archive
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, base_model: str | None) -> str:
         """Announce an upload; its id. Raises RemoteError."""
-        body = {"name": name, "filename": self.archive.filename, "size_bytes": self.archive.size}
+        body: Json = {"name": name, "filename": self.archive.filename, "size_bytes": self.archive.size}
+        if base_model is not None:
+            body["base_model"] = base_model
         return str(self.remote.call("POST", f"{self.root}/uploads", json=body)["id"])
 
     def resume(self, upload: str, name: str) -> None:
@@ -58,23 +60,29 @@ class Sender:
             try:
                 received = self._send_piece(upload, received, progress)
             except RemoteError as error:
-                if not (error.passing or error.status in MOVED):
+                # 409: the server has another number of bytes than was thought, or is still busy with the last piece.
+                if not (error.passing or error.status == 409):
                     raise
                 received, failures = self._recover(upload, before, failures, error)
             else:
                 failures = 0
         progress(received)
 
-    def complete(self, upload: str) -> Json:
+    def complete(self, upload: str, name: str) -> Json:
         """Have the server check it; the adapter. Raises RemoteError."""
         failures = 0
+        unheard = False
         while True:
             try:
                 return self.remote.call("POST", f"{self._path(upload)}/complete")
             except RemoteError as error:
+                if unheard and error.status == 404:
+                    # It went through the first time, and only the answer was lost.
+                    return self.remote.call("GET", self.root + path_of(name))
                 failures += 1
-                if not error.passing or failures == ATTEMPTS:
+                if not (error.passing or error.code == IN_USE) or failures == ATTEMPTS:
                     raise
+                unheard = unheard or error.status is None
                 _pause(failures, error)
 
     def _send_piece(self, upload: str, start: int, progress: Progress) -> int:

@@ -43,6 +43,11 @@ def adapter(name: str = "voice", version: int = 1, status: str = "ready", **fiel
     }
 
 
+def streamed(content: bytes) -> Answer:
+    """A body that is read piece by piece."""
+    return lambda request: httpx.Response(200, stream=httpx.ByteStream(content))
+
+
 @dataclass
 class FakeServer:
     """Routes are answers by method and path; a list of answers is given one after the other, the last for ever."""
@@ -96,7 +101,7 @@ class FakeUpload:
     server: FakeServer
     root: str = "/v1/adapters"
     received: bytearray = field(default_factory=bytearray)
-    cut_after: list[int | None | httpx.Response] = field(default_factory=list)
+    cut_after: list[int | httpx.Response | None] = field(default_factory=list)
     """For one PATCH after the other: where the connection breaks; None: it does not; or the refusal."""
     announced: dict[str, Any] = field(default_factory=dict)
 

@@ -91,10 +91,20 @@ def test_servers_that_are_busy_or_away_for_a_moment_are_asked_again(run: Run, up
     upl.cut_after = [busy, refused(429, "Slowly.", "rate_limit_exceeded")]
     show, complete = upl.server.routes[f"GET {UPLOAD}"], upl.server.routes[f"POST {UPLOAD}/complete"]
     upl.server.on(f"GET {UPLOAD}", *show, httpx.ConnectError("refused"), busy, *show)
-    upl.server.on(f"POST {UPLOAD}/complete", httpx.ReadError("reset"), *complete)
+    upl.server.on(f"POST {UPLOAD}/complete", busy, refused(409, "At work.", "upload_in_use"), *complete)
     result = run("adapter", "push", folder, "--name", "voice")
     assert result.exit_code == 0, result.output
     assert contents(upl) == SENT
+
+
+def test_an_upload_whose_last_answer_was_lost_has_become_a_version(run: Run, upl: FakeUpload, folder: Path) -> None:
+    gone = refused(404, "There is no upload.", "not_found")
+    upl.server.on(f"POST {UPLOAD}/complete", httpx.ReadError("reset"), gone)
+    upl.server.on("GET /v1/adapters/voice", adapter("voice", 3))
+    result = run("adapter", "push", folder, "--name", "voice")
+    assert (result.exit_code, result.stdout[:9]) == (0, "voice@v3 "), result.output
+    upl.server.on(f"POST {UPLOAD}/complete", gone)
+    assert run("adapter", "push", folder, "--name", "voice").exit_code == 1
 
 
 def test_another_idea_of_how_far_it_is_ends_with_the_server_s(run: Run, upl: FakeUpload, folder: Path) -> None:
@@ -196,6 +206,22 @@ def test_a_check_that_fails_later_is_told_all_the_same(run: Run, upl: FakeUpload
     assert result.stderr.endswith("error: 1 thing is wrong. (invalid_adapter)\n")
 
 
+def test_a_new_version_is_waited_for_while_the_old_one_is_served(run: Run, upl: FakeUpload, folder: Path) -> None:
+    checking = adapter("voice", 2, "validating")
+    upl.server.on(f"POST {UPLOAD}/complete", adapter("voice", 1, latest=checking))
+    upl.server.on("GET /v1/adapters/voice/versions/2", checking, adapter("voice", 2))
+    assert run("adapter", "push", folder, "--name", "voice").stdout.startswith("voice@v2  ")
+
+
+def test_contents_that_the_name_had_before_are_the_old_version(run: Run, upl: FakeUpload, folder: Path) -> None:
+    upl.server.on(f"POST {UPLOAD}/complete", adapter("voice", 2, latest=adapter("voice", 3, "validating")))
+    upl.server.on("GET /v1/adapters/voice/versions/3", refused(404, "There is no version.", "not_found"))
+    upl.server.on("GET /v1/adapters/voice", adapter("voice", 1))
+    assert run("adapter", "push", folder, "--name", "voice").stdout.startswith("voice@v1  ")
+    upl.server.on(f"POST {UPLOAD}/complete", adapter("voice", 1, latest=adapter("voice", 3, "failed")))
+    assert run("adapter", "push", folder, "--name", "voice").stdout.startswith("voice@v1  ")
+
+
 def test_waiting_ends(run: Run, upl: FakeUpload, folder: Path) -> None:
     upl.server.on(f"POST {UPLOAD}/complete", adapter("voice", 2, "validating"))
     result = run("adapter", "push", folder, "--name", "voice", "--timeout", "0")
@@ -214,6 +240,11 @@ def test_an_operator_pushes_for_a_tenant(run: Run, fake: FakeServer, folder: Pat
     result = run("adapter", "push", folder, "--name", "voice", "--tenant", "acme")
     assert result.exit_code == 0, result.output
     assert contents(upl) == SENT
+
+
+def test_the_base_model_is_told_where_it_must_be(run: Run, upl: FakeUpload, folder: Path) -> None:
+    assert run("adapter", "push", folder, "--name", "voice", "--base-model", "base").exit_code == 0
+    assert upl.announced["base_model"] == "base"
 
 
 def test_an_import_is_waited_for(run: Run, fake: FakeServer) -> None:
