@@ -18,7 +18,9 @@ SECRETS = frozenset({"bootstrap_admin_key", "bootstrap_tenant_key", "key_pepper"
 
 WHERE = ("data_dir", "database_url", "redis_url", "blob_store")
 LOGS = ("log_level", "log_format")
-HTTP = ("host", "port", "metrics_port", "auth", "adapter", "adapter_root", "max_adapter_size", "seed")
+HTTP = (
+    "host", "port", "metrics_port", "auth", "adapter", "adapter_root", "import_source", "max_adapter_size", "seed",
+)  # fmt: skip
 ENGINE = (
     "device", "dtype", "kernels", "quantization", "threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
     "block_size", "kv_cache_memory", "enable_prefix_caching", "max_loras", "max_cpu_loras",
