@@ -43,11 +43,24 @@ class LoraPair:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """What follows one module's delta: y = gain * y + shift, both [N] of any float dtype, kept as float32.
+
+    An absent gain is 1, an absent shift 0. It says what DoRA (gain = m / ||W + scale B A||), a bias beside B and a
+    replaced bias of the base do to a module's outputs, each of which is scaled and moved by a number of its own.
+    """
+
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+
+
 class LoraBank(ABC):
     """The adapter slots of one (possibly fused) projection: `segments` are the output widths it concatenates.
 
     q, k and v share one bank with three segments, gate and up one with two; their deltas land side by side in y.
-    The bank copies what it is given, packed once, at its exact rank: absent modules take no memory and no time.
+    The bank copies what it is given, packed once, at its exact rank: absent modules and affines take no memory and no
+    time.
     """
 
     in_features: int
@@ -55,8 +68,12 @@ class LoraBank(ABC):
     num_slots: int
 
     @abstractmethod
-    def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
-        """Fill `slot` with one pair per segment (None: the adapter leaves that segment alone). Replaces all of it."""
+    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
+        """Fill `slot` with one pair and one affine per segment. Replaces all of it.
+
+        None is no pair, or no affine, in that segment; `affines` None is none in any. A segment may have an affine
+        and no pair. A segment with neither is one that the adapter leaves alone.
+        """
 
     @abstractmethod
     def clear(self, slot: int) -> None:
@@ -195,9 +212,12 @@ class Backend(ABC):
 
     @abstractmethod
     def lora(self, y: Tensor, x: Tensor, bank: LoraBank, groups: LoraGroups) -> None:
-        """In place: y[t, seg] += scale * B_seg (A_seg x[t]) for every group's rows and every segment its slot holds.
+        """In place: y[t, seg] = gain_seg * (y[t, seg] + scale * B_seg (A_seg x[t])) + shift_seg for every group's rows
+        and every segment its slot holds, with the pair, the gain and the shift of the slot. One that is absent is left
+        out of the formula.
 
-        x [T, K], y [T, sum(segments)]. A x is kept in float32 between shrink and expand. Base rows are not touched.
+        x [T, K], y [T, sum(segments)]. A x is kept in float32 between shrink and expand, and the formula is computed in
+        float32 from y as it is stored and rounded to y's dtype once. Base rows are not touched.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import KernelError, LoraBank, LoraGroups, LoraPair, SampleTensors
+from polygraft_kernels.api import Affine, KernelError, LoraBank, LoraGroups, LoraPair, SampleTensors
 from polygraft_kernels.quantization import Int8Weight
 
 
@@ -87,6 +87,19 @@ def check_pairs(bank: LoraBank, slot: int, pairs: Sequence[LoraPair | None]) -> 
             fits,
             f"A {list(pair.a.shape)} and B {list(pair.b.shape)} do not fit [r, {bank.in_features}] and [{width}, r]",
         )
+
+
+def check_affines(bank: LoraBank, affines: Sequence[Affine | None] | None) -> None:
+    """None, or one affine or None per segment of `bank`, with gain and shift of floats [N_seg]."""
+    if affines is None:
+        return
+    require(len(affines) == len(bank.segments), f"{len(affines)} affines given for {len(bank.segments)} segments")
+    for affine, width in zip(affines, bank.segments, strict=True):
+        if affine is None:
+            continue
+        for name, vector in (("gain", affine.gain), ("shift", affine.shift)):
+            fits = vector is None or (tuple(vector.shape) == (width,) and vector.is_floating_point())
+            require(fits, f"the {name} of an affine is not a vector of {width} floats")
 
 
 def check_groups(groups: LoraGroups, bank: LoraBank, rows: int) -> None:

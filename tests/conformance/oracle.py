@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import LoraGroups, LoraPair, StepTensors
+from polygraft_kernels.api import Affine, LoraGroups, LoraPair, StepTensors
 
 ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -41,6 +41,23 @@ def lora(y: Tensor, x: Tensor, slots: Sequence[Sequence[LoraPair | None]], group
                     delta = pair.scale * (pair.b.double() @ (pair.a.double() @ x[row].double()))
                     out[row, first : first + width] += delta
                 first += width
+    return out
+
+
+def affine(
+    y: Tensor, slots: Sequence[Sequence[Affine | None] | None], segments: Sequence[int], groups: LoraGroups
+) -> Tensor:
+    """gain * y + shift; `slots` are the affines that the bank's slots hold. Float64."""
+    out = y.clone()
+    for group, slot in enumerate(groups.slots):
+        first = 0
+        for mine, width in zip(slots[slot] or (), segments, strict=False):
+            part = out[groups.starts[group] : groups.starts[group + 1], first : first + width]
+            if mine is not None and mine.gain is not None:
+                part *= mine.gain.float().double()
+            if mine is not None and mine.shift is not None:
+                part += mine.shift.float().double()
+            first += width
     return out
 
 

@@ -10,7 +10,7 @@ from tests.conformance import oracle
 from tests.conformance.oracle import random, slots_of, step_of
 from torch import Tensor
 
-from polygraft_kernels.api import Backend, LoraGroups, LoraPair, StepTensors
+from polygraft_kernels.api import Affine, Backend, LoraGroups, LoraPair, StepTensors
 
 ROWS = 40
 
@@ -34,9 +34,11 @@ def test_linear_on_one_thread_and_on_two(native: Backend, dtype: torch.dtype) ->
 def test_lora_row_alone_and_among_others(native: Backend, dtype: torch.dtype) -> None:
     segments, ranks = (96, 33), (1, 8, 13)  # enough work for a second thread
     bank = native.lora_bank(576, segments, len(ranks), dtype)
+    gain, shift = torch.rand(96), torch.randn(33)
+    affines = (None, (Affine(gain, torch.randn(96)), Affine(None, shift)), (Affine(gain, None), Affine(shift, shift)))
     for slot, rank in enumerate(ranks):
         pairs = [LoraPair(random(rank, 576, dtype=dtype), random(n, rank, dtype=dtype), 0.3) for n in segments]
-        bank.load(slot, pairs)
+        bank.load(slot, pairs if slot < 2 else [pairs[0], None], affines[slot])
     x, y = random(ROWS, 576, dtype=dtype), random(ROWS, sum(segments), dtype=dtype)
     starts = (3, 10, 11, ROWS)
     together = y.clone()

@@ -8,7 +8,16 @@ from tests.conformance import oracle
 from tests.conformance.oracle import random, slots_of, step_of
 from torch import Tensor
 
-from polygraft_kernels.api import Backend, DecoderLayer, KVCache, LoraGroups, LoraLinear, LoraPair, StepTensors
+from polygraft_kernels.api import (
+    Affine,
+    Backend,
+    DecoderLayer,
+    KVCache,
+    LoraGroups,
+    LoraLinear,
+    LoraPair,
+    StepTensors,
+)
 from polygraft_kernels.reference import ReferenceBackend
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, BLOCKS = 48, 6, 2, 16, 72, 24
@@ -19,7 +28,7 @@ INPUTS = {"qkv": HIDDEN, "o": HEADS * HEAD_DIM, "gate_up": HIDDEN, "down": INTER
 class Weights:
     """One layer's numbers, given to several backends."""
 
-    def __init__(self, dtype: torch.dtype, qk_norm: bool) -> None:
+    def __init__(self, dtype: torch.dtype, qk_norm: bool, affines: bool = False) -> None:
         self.norms = [random(HIDDEN, dtype=dtype) for _ in range(2)]
         self.qk_norms = [random(HEAD_DIM, dtype=dtype) if qk_norm else None for _ in range(2)]
         self.linears = {n: random(sum(s), INPUTS[n], dtype=dtype, scale=0.2) for n, s in SHAPES.items()}
@@ -29,6 +38,10 @@ class Weights:
         ]
         self.adapters[1]["gate_up"][0] = None
         self.adapters[1]["down"][0] = None
+        self.affines: list[dict[str, list[Affine | None]]] = [{n: [None] * len(s) for n, s in SHAPES.items()}] * 2
+        if affines:
+            both = {n: [Affine(torch.rand(w) + 0.5, torch.randn(w)) for w in s] for n, s in SHAPES.items()}
+            self.affines = [{"qkv": [None, *both["qkv"][1:]], "o": [None], "gate_up": [None] * 2, "down": [None]}, both]
 
     @staticmethod
     def _pair(rank: int, name: str, width: int, dtype: torch.dtype) -> LoraPair | None:
@@ -38,7 +51,7 @@ class Weights:
         def linear(name: str) -> LoraLinear:
             bank = backend.lora_bank(INPUTS[name], SHAPES[name], len(self.adapters), dtype) if adapters else None
             for slot, modules in enumerate(self.adapters if adapters else ()):
-                bank.load(slot, modules[name])
+                bank.load(slot, modules[name], self.affines[slot][name])
             return LoraLinear(backend.pack_linear(self.linears[name], self.biases[name]), bank)
 
         return DecoderLayer(
@@ -87,22 +100,23 @@ def results(
 
 
 CASES = pytest.mark.parametrize(
-    ("window", "qk_norm", "groups"),
+    ("window", "qk_norm", "affines", "groups"),
     [
-        (None, False, LoraGroups((), (26,))),
-        (None, True, LoraGroups((0, 1), (1, 10, 26))),
-        (9, False, LoraGroups((1,), (20, 26))),
-        (30, True, LoraGroups((1, 0), (0, 1, 26))),
+        (None, False, False, LoraGroups((), (26,))),
+        (None, True, False, LoraGroups((0, 1), (1, 10, 26))),
+        (9, False, False, LoraGroups((1,), (20, 26))),
+        (None, False, True, LoraGroups((0, 1), (1, 10, 26))),
+        (30, True, True, LoraGroups((1, 0), (0, 1, 26))),
     ],
-    ids=["base", "adapters", "window", "everything"],
+    ids=["base", "adapters", "window", "affines", "everything"],
 )
 
 
 @CASES
 def test_against_the_reference(
-    backend: Backend, dtype: torch.dtype, window: int | None, qk_norm: bool, groups: LoraGroups
+    backend: Backend, dtype: torch.dtype, window: int | None, qk_norm: bool, affines: bool, groups: LoraGroups
 ) -> None:
-    weights, x = Weights(dtype, qk_norm), random(26, HIDDEN, dtype=dtype)
+    weights, x = Weights(dtype, qk_norm, affines), random(26, HIDDEN, dtype=dtype)
     reference = ReferenceBackend(torch.get_default_device())
     expected = results(reference, weights, x, dtype, window, groups, composed=True)
     got = results(backend, weights, x, dtype, window, groups, composed=False)
@@ -114,9 +128,9 @@ def test_against_the_reference(
 @CASES
 @pytest.mark.usefixtures("threads")
 def test_fused_and_composed_agree_bit_for_bit(
-    native: Backend, dtype: torch.dtype, window: int | None, qk_norm: bool, groups: LoraGroups
+    native: Backend, dtype: torch.dtype, window: int | None, qk_norm: bool, affines: bool, groups: LoraGroups
 ) -> None:
-    weights, x = Weights(dtype, qk_norm), random(26, HIDDEN, dtype=dtype)
+    weights, x = Weights(dtype, qk_norm, affines), random(26, HIDDEN, dtype=dtype)
     fused, composed = (results(native, weights, x, dtype, window, groups, composed=c) for c in (False, True))
     for one, other in zip(fused, composed, strict=True):
         assert torch.equal(one, other)
@@ -138,7 +152,9 @@ KINDS = [(False, None), (True, 9), (False, 30), (True, None)]
 @pytest.mark.usefixtures("threads")
 def test_all_layers_at_once_are_the_layers_one_by_one(native: Backend, dtype: torch.dtype) -> None:
     groups, table = LoraGroups((0, 1), (1, 10, 26)), oracle.rope_table(64, HEAD_DIM)
-    layers = [Weights(dtype, normed).layer(native, dtype, window, True) for normed, window in KINDS]
+    layers = [
+        Weights(dtype, normed, affines=window is None).layer(native, dtype, window, True) for normed, window in KINDS
+    ]
     x = random(26, HIDDEN, dtype=dtype)
     caches: list[list[KVCache]] = []
     for _ in range(2):

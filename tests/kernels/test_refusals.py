@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polygraft_kernels.api import Backend, DecoderLayer, LoraGroups, LoraLinear, LoraPair, StepTensors
+from polygraft_kernels.api import Affine, Backend, DecoderLayer, LoraGroups, LoraLinear, LoraPair, StepTensors
 from polygraft_kernels.checks import InvalidOperand
 from polygraft_kernels.native import create_isa
 from polygraft_kernels.quantization import Int8Weight
@@ -65,6 +65,19 @@ def test_pairs(backend: Backend) -> None:
             bank.load(slot, pairs)
     with pytest.raises(InvalidOperand, match="slot -1"):
         bank.clear(-1)
+    bank.check()
+
+
+def test_affines(backend: Backend) -> None:
+    bank = backend.lora_bank(8, (16, 24), 2, torch.float32)
+    for affines, message in [
+        ([None], "1 affines given for 2"),
+        ([Affine(torch.ones(15), None), None], "gain of an affine is not a vector of 16"),
+        ([None, Affine(torch.ones(24), torch.ones(1, 24))], "shift of an affine is not a vector of 24"),
+        ([Affine(torch.ones(16, dtype=torch.int32), None), None], "gain .* 16 floats"),
+    ]:
+        with pytest.raises(InvalidOperand, match=message):
+            bank.load(0, [None, None], affines)
     bank.check()
 
 

@@ -22,11 +22,14 @@ struct LoraSlot {
     int64_t rank;
 };
 
-// One segment's B, packed like a linear layer with `rank` inputs; rank 0: the adapter leaves the segment alone.
+// One segment's B, packed like a linear layer with `rank` inputs, and what its outputs are scaled and moved by. Rank 0:
+// no pair; with neither gain nor shift, the adapter leaves the segment alone.
 struct LoraSegment {
     const void* b;
     int64_t rank;
     double scale;
+    const float* gain;   // [width] or null
+    const float* shift;  // [width] or null
 };
 
 struct LoraBank {

@@ -28,17 +28,19 @@ void linear_call(const Linear& layer, const T* x, long ldx, long rows, Result* y
 template <class T>
 void lora_call(const LoraBank& bank, const LoraGroups& groups, const T* x, long ldx, T* y, long ldy, long threads) {
     long rows = lora_rows(groups), stride = shrunk_stride(bank, groups), outputs = 0;
-    if (rows == 0 || stride == 0) return;
+    if (rows == 0 || (stride == 0 && !any_affine(bank, groups))) return;
     for (long s = 0; s < bank.num_segments; ++s) outputs += bank.widths[s];
     size_t copied = sizeof(T) == sizeof(Operand<T>) ? 0 : rows * operand_stride(bank.inputs) * sizeof(Operand<T>);
     char* scratch = static_cast<char*>(pg_workspace(copied + rows * stride * sizeof(float)));
     LoraPlan plan{bank, groups, reinterpret_cast<float*>(scratch + copied), stride};
-    run(threads, double(rows) * stride * (bank.inputs + outputs), 3, [&](Team& team) {
+    run(threads, double(rows) * (stride * (bank.inputs + outputs) + outputs), 3, [&](Team& team) {
         long ld = ldx, first = groups.starts[0];
-        const Operand<T>* from =
-            operands(team, x + first * ldx, ld, rows, bank.inputs, reinterpret_cast<Operand<T>*>(scratch));
-        lora_shrink<T>(team, plan, from - first * ld, ld);
-        team.wait();
+        if (stride > 0) {
+            const Operand<T>* from =
+                operands(team, x + first * ldx, ld, rows, bank.inputs, reinterpret_cast<Operand<T>*>(scratch));
+            lora_shrink<T>(team, plan, from - first * ld, ld);
+            team.wait();
+        }
         lora_expand<T>(team, plan, y, ldy);
     });
 }

@@ -31,7 +31,13 @@ class LoraSlot(Structure):
 
 
 class LoraSegment(Structure):
-    _fields_ = (("b", c_void_p), ("rank", c_int64), ("scale", c_double))
+    _fields_ = (
+        ("b", c_void_p),
+        ("rank", c_int64),
+        ("scale", c_double),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+    )
 
 
 class Bank(Structure):

@@ -1,7 +1,9 @@
-// y[t, segment] += scale * B (A x[t]) for rows grouped by slot. Base rows lie before the first group: never looked at.
+// y[t, segment] = gain * (y[t, segment] + scale * B (A x[t])) + shift for rows grouped by slot. Base rows lie before the
+// first group: never looked at.
 //
 // Shrinking multiplies a group's rows with all of its slot's A matrices at once; expanding adds each segment's product
-// into y. Both are sweeps of tile.h's loop over exactly the slot's own rank.
+// into y. Both are sweeps of tile.h's loop over exactly the slot's own rank. Gain and shift, where a segment has them,
+// are applied to each vector of results before it is stored; without a pair they are a pass of their own.
 #pragma once
 
 #include "linear.h"
@@ -22,6 +24,15 @@ struct LoraPlan {
     long rows(long group) const { return groups.starts[group + 1] - groups.starts[group]; }
 };
 
+inline bool has_affine(const LoraSegment& segment) { return segment.gain || segment.shift; }
+
+// gain * y + shift for the vector that begins at `column` of its segment, which has `left` columns from there on.
+PG_INLINE Float<VL> affine(const LoraSegment& segment, long column, long left, Float<VL> y) {
+    if (!segment.shift) return y * load<VL>(segment.gain + column, left);
+    Float<VL> shift = load<VL>(segment.shift + column, left);
+    return segment.gain ? fma<VL>(y, load<VL>(segment.gain + column, left), shift) : y + shift;
+}
+
 // Floats per row between shrink and expand: the largest rank of the step's slots, in whole vectors.
 inline long shrunk_stride(const LoraBank& bank, const LoraGroups& groups) {
     long rank = 0;
@@ -30,6 +41,14 @@ inline long shrunk_stride(const LoraBank& bank, const LoraGroups& groups) {
         rank = r > rank ? r : rank;
     }
     return (rank + VL - 1) / VL * VL;
+}
+
+// Whether any of the step's slots scales or moves what it adds to.
+inline bool any_affine(const LoraBank& bank, const LoraGroups& groups) {
+    for (long g = 0; g < groups.count; ++g)
+        for (long s = 0; s < bank.num_segments; ++s)
+            if (has_affine(bank.segments[groups.slots[g] * bank.num_segments + s])) return true;
+    return false;
 }
 
 inline long lora_rows(const LoraGroups& groups) {
@@ -55,14 +74,15 @@ void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx
     });
 }
 
-// Shares one phase of work: y += scale * B shrunk, rounded to y's type once.
+// Shares one phase of work: y = gain * (y + scale * B shrunk) + shift, rounded to y's type once.
 template <class T>
 void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
     constexpr long Portion = 8;  // panels
     long segments = plan.bank.num_segments, owners = plan.groups.count * segments;
     auto portions = [&](long owner) {
         long g = owner / segments, s = owner % segments;
-        bool absent = plan.rows(g) == 0 || plan.segment(g, s).rank == 0;
+        const LoraSegment& segment = plan.segment(g, s);
+        bool absent = plan.rows(g) == 0 || (segment.rank == 0 && !has_affine(segment));
         return absent ? 0 : (panels_of(plan.bank.widths[s]) + Portion - 1) / Portion;
     };
     team.share_ragged(owners, portions, [&](long owner, long portion) {
@@ -75,19 +95,35 @@ void lora_expand(Team& team, const LoraPlan& plan, T* y, long ldy) {
         const T* b = static_cast<const T*>(segment.b);
         long width = plan.bank.widths[s], panels = panels_of(width), row = plan.groups.starts[g];
         long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
+        T* out = y + row * ldy + first_column;
+        if (segment.rank == 0) {
+            long end = last * PanelColumns < width ? last * PanelColumns : width;
+            for (long r = 0; r < plan.rows(g); ++r)
+                for (long column = first * PanelColumns; column < end; column += VL) {
+                    T* at = out + r * ldy + column;
+                    long left = width - column;
+                    store<VL>(at, affine(segment, column, left, load<VL>(at, left)), left);
+                }
+            return;
+        }
         long padded = segment.rank + (sizeof(T) == sizeof(bf16) ? segment.rank % 2 : 0);
         const void* next = last < panels         ? b + last * PanelColumns * padded
                            : owner + 1 < owners ? plan.segment((owner + 1) / segments, (owner + 1) % segments).b
                                                 : nullptr;
-        T* out = y + row * ldy + first_column;
         Float<VL> scale = splat<VL>(float(segment.scale));
-        sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g), b,
-              segment.rank, width, first, last, static_cast<const T*>(next),
-              [=](long r, long column, Float<VL> sums) PG_ALWAYS {
-                  T* at = out + r * ldy + column;
-                  long left = width - column;
-                  store<VL>(at, fma<VL>(scale, sums, load<VL>(at, left)), left);
-              });
+        auto expand = [&](auto finish) PG_ALWAYS {
+            sweep(plan.shrunk + (row - plan.groups.starts[0]) * plan.stride + first_rank, plan.stride, plan.rows(g), b,
+                  segment.rank, width, first, last, static_cast<const T*>(next),
+                  [=](long r, long column, Float<VL> sums) PG_ALWAYS {
+                      T* at = out + r * ldy + column;
+                      long left = width - column;
+                      store<VL>(at, finish(column, left, fma<VL>(scale, sums, load<VL>(at, left))), left);
+                  });
+        };
+        if (has_affine(segment))  // a loop of its own, lest the others ask for every vector
+            expand([&](long column, long left, Float<VL> sum) PG_ALWAYS { return affine(segment, column, left, sum); });
+        else
+            expand([](long, long, Float<VL> sum) PG_ALWAYS { return sum; });
     });
 }
 

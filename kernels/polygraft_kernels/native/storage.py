@@ -10,8 +10,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import DecoderLayer, KVCache, LoraBank, LoraPair, PackedLinear
-from polygraft_kernels.checks import check_pairs, require
+from polygraft_kernels.api import Affine, DecoderLayer, KVCache, LoraBank, LoraPair, PackedLinear
+from polygraft_kernels.checks import check_affines, check_pairs, require
 from polygraft_kernels.native.layouts import (
     Bank,
     Cache,
@@ -75,7 +75,9 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 
 class NativeBank(LoraBank):
-    """Per slot, all A matrices stacked and packed as one, and one packed B per segment, at their exact ranks."""
+    """Per slot, all A matrices stacked and packed as one, and one packed B per segment, at their exact ranks; gains and
+    shifts in float32.
+    """
 
     def __init__(
         self,
@@ -100,20 +102,23 @@ class NativeBank(LoraBank):
         self._struct = Bank(self._slots, self._segments, self._widths, len(self.segments), in_features)
         self.address = address(self._struct)
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
+    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
         check_pairs(self, slot, pairs)
+        check_affines(self, affines)
         self.clear(slot)
+        first = slot * len(self.segments)
         present = [pair for pair in pairs if pair is not None]
-        if not present:
-            return
-        a = self._pack(slot, torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
+        if present:
+            a = self._pack(slot, torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
+            self._slots[slot] = LoraSlot(a, sum(pair.a.shape[0] for pair in present))
         for segment, pair in enumerate(pairs):
             if pair is not None:
                 b = self._pack(slot, pair.b.detach().to(self.dtype))
-                self._segments[slot * len(self.segments) + segment] = LoraSegment(
-                    b.data_ptr(), pair.a.shape[0], pair.scale
-                )
-        self._slots[slot] = LoraSlot(a.data_ptr(), sum(pair.a.shape[0] for pair in present))
+                self._segments[first + segment] = LoraSegment(b, pair.a.shape[0], pair.scale)
+        for segment, affine in enumerate(() if affines is None else affines):
+            if affine is not None:
+                self._segments[first + segment].gain = self._keep(slot, affine.gain)
+                self._segments[first + segment].shift = self._keep(slot, affine.shift)
 
     def clear(self, slot: int) -> None:
         require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
@@ -133,14 +138,24 @@ class NativeBank(LoraBank):
             first = slot * len(self.segments)
             segments = self._segments[first : first + len(self.segments)]
             assert self._slots[slot].rank == sum(segment.rank for segment in segments)
-            pointers = [self._slots[slot].a, *(segment.b for segment in segments)]
+            affines = [pointer for segment in segments for pointer in (segment.gain, segment.shift)]
+            pointers = [self._slots[slot].a, *(segment.b for segment in segments), *affines]
             assert [pointer for pointer in pointers if pointer] == [tensor.data_ptr() for tensor in held]
             assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
 
-    def _pack(self, slot: int, matrix: Tensor) -> Tensor:
+    def _pack(self, slot: int, matrix: Tensor) -> int:
+        """Where the slot now holds `matrix` in panels."""
         packed = pack_panels(matrix, self._lanes, self._arena.zeros)
         self._held[slot] = (*self._held[slot], packed)
-        return packed
+        return packed.data_ptr()
+
+    def _keep(self, slot: int, vector: Tensor | None) -> int | None:
+        """Where the slot now holds `vector` in float32."""
+        if vector is None:
+            return None
+        kept = self._arena.zeros(vector.shape, torch.float32).copy_(vector.detach())
+        self._held[slot] = (*self._held[slot], kept)
+        return kept.data_ptr()
 
 
 def _give_back(arena: Arena, held: Sequence[Sequence[Tensor]]) -> None:

@@ -13,7 +13,7 @@ from polygraft_kernels.api import Backend, KVCache, LoraBank, LoraGroups, Packed
 from polygraft_kernels.checks import check_groups, check_int8, check_weight, require
 from polygraft_kernels.quantization import Int8Weight
 from polygraft_kernels.reference.sampling import sample
-from polygraft_kernels.reference.storage import ReferenceBank, ReferenceCache, ReferenceLinear
+from polygraft_kernels.reference.storage import Held, ReferenceBank, ReferenceCache, ReferenceLinear
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -62,12 +62,9 @@ class ReferenceBackend(Backend):
         check_groups(groups, bank, x.shape[0])
         for slot, start, end in zip(groups.slots, groups.starts, groups.starts[1:], strict=False):
             first = 0
-            for pair, width in zip(bank.pairs(slot), bank.segments, strict=True):
-                if pair is not None:
-                    shrunk = x[start:end].float() @ pair.a.float().T
-                    delta = pair.scale * (shrunk @ pair.b.float().T)
-                    out = y[start:end, first : first + width]
-                    out.copy_(out.float() + delta)
+            for held, width in zip(bank.held(slot), bank.segments, strict=True):
+                out = y[start:end, first : first + width]
+                out.copy_(_adapted(out.float(), x[start:end], held))
                 first += width
 
     def kv_cache(
@@ -109,6 +106,16 @@ class ReferenceBackend(Backend):
 
     def sample(self, logits: Tensor, how: SampleTensors) -> Tensor:
         return sample(logits, how)
+
+
+def _adapted(y: Tensor, x: Tensor, held: Held) -> Tensor:
+    """gain * (y + scale * B (A x)) + shift, float32; y [R, N_seg], x [R, K]."""
+    pair, affine = held.pair, held.affine
+    if pair is not None:
+        y = y + pair.scale * (x.float() @ pair.a.float().T @ pair.b.float().T)
+    if affine.gain is not None:
+        y = affine.gain * y
+    return y if affine.shift is None else y + affine.shift
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int | None) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import KVCache, LoraBank, LoraPair, PackedLinear
-from polygraft_kernels.checks import check_pairs, require
+from polygraft_kernels.api import Affine, KVCache, LoraBank, LoraPair, PackedLinear
+from polygraft_kernels.checks import check_affines, check_pairs, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,19 @@ class ReferenceLinear(PackedLinear):
         object.__setattr__(self, "in_features", self.weight.shape[1])
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a slot holds for one segment; an affine's vectors are float32."""
+
+    pair: LoraPair | None
+    affine: Affine
+
+
+NOTHING = Held(None, Affine())
+
+
 class ReferenceBank(LoraBank):
-    """A list of pairs per slot."""
+    """Per slot, what each segment has of it."""
 
     def __init__(
         self, in_features: int, segments: Sequence[int], num_slots: int, device: torch.device, dtype: torch.dtype
@@ -36,15 +47,17 @@ class ReferenceBank(LoraBank):
         self.num_slots = num_slots
         self._device = device
         self._dtype = dtype
-        self._slots: list[tuple[LoraPair | None, ...]] = [self._empty()] * num_slots
+        self._slots: list[tuple[Held, ...]] = [self._empty()] * num_slots
 
-    def pairs(self, slot: int) -> tuple[LoraPair | None, ...]:
+    def held(self, slot: int) -> tuple[Held, ...]:
         """What `slot` holds, one entry per segment."""
         return self._slots[slot]
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
+    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
         check_pairs(self, slot, pairs)
-        self._slots[slot] = tuple(None if pair is None else self._copy(pair) for pair in pairs)
+        check_affines(self, affines)
+        affines = [None] * len(pairs) if affines is None else affines
+        self._slots[slot] = tuple(self._copy(pair, affine) for pair, affine in zip(pairs, affines, strict=True))
 
     def clear(self, slot: int) -> None:
         require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
@@ -52,15 +65,22 @@ class ReferenceBank(LoraBank):
 
     def check(self) -> None:
         assert len(self._slots) == self.num_slots
-        for slot, pairs in enumerate(self._slots):
-            check_pairs(self, slot, pairs)
+        for slot, held in enumerate(self._slots):
+            check_pairs(self, slot, [each.pair for each in held])
+            check_affines(self, [each.affine for each in held])
 
-    def _empty(self) -> tuple[None, ...]:
-        return (None,) * len(self.segments)
+    def _empty(self) -> tuple[Held, ...]:
+        return (NOTHING,) * len(self.segments)
 
-    def _copy(self, pair: LoraPair) -> LoraPair:
-        a = pair.a.detach().to(self._device, self._dtype, copy=True)
-        return LoraPair(a, pair.b.detach().to(self._device, self._dtype, copy=True), pair.scale)
+    def _copy(self, pair: LoraPair | None, affine: Affine | None) -> Held:
+        if pair is not None:
+            a, b = (each.detach().to(self._device, self._dtype, copy=True) for each in (pair.a, pair.b))
+            pair = LoraPair(a, b, pair.scale)
+        affine = Affine() if affine is None else affine
+        return Held(pair, Affine(self._vector(affine.gain), self._vector(affine.shift)))
+
+    def _vector(self, vector: Tensor | None) -> Tensor | None:
+        return None if vector is None else vector.detach().to(self._device, torch.float32, copy=True)
 
 
 class ReferenceCache(KVCache):

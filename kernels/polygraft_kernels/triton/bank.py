@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from polygraft_kernels.api import LoraBank, LoraPair
-from polygraft_kernels.checks import check_pairs, require
+from polygraft_kernels.api import Affine, LoraBank, LoraPair
+from polygraft_kernels.checks import check_affines, check_pairs, require
 
 BLOCK_N = 128
 """Output columns of one program of the expand kernel."""
@@ -31,20 +31,38 @@ class RankBound:
         self.value = max(self.value, triton.next_power_of_2(rank))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A [r, K], and B transposed, [r, N]: each program reads whole rows of both. Exact rank."""
+    """What a slot holds for one segment, each where there is one: A [r, K], and B transposed, [r, N], of exact rank, so
+    that each program reads whole rows of both; gain and shift float32 [N].
+    """
 
-    a: Tensor
-    b: Tensor
+    a: Tensor | None
+    b: Tensor | None
+    gain: Tensor | None
+    shift: Tensor | None
     scale: float
+
+    @property
+    def rank(self) -> int:
+        """0 without a pair."""
+        return 0 if self.a is None else self.a.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order of the table of pointers."""
+        return self.a, self.b, self.gain, self.shift
+
+
+NOTHING = Packed(None, None, None, None, 0.0)
 
 
 class TritonBank(LoraBank):
-    """The slots' matrices, each an allocation of its own, and tables that a kernel finds them by.
+    """The slots' matrices and vectors, each an allocation of its own, and tables that a kernel finds them by.
 
-    pointers int64 [slots, segments, 2], ranks int32 [slots, segments] with 0 for an absent module, scales float32
-    [slots, segments]: their addresses never change, so that captured graphs see every later load.
+    pointers int64 [slots, segments, 4] to A, B, gain and shift, 0 for what is absent; ranks int32 [slots, segments]
+    with 0 for no pair; scales float32 [slots, segments]: their addresses never change, so that captured graphs see
+    every later load.
     blocks int32 [column blocks, 4]: segment, first column in it, its width, first column in y.
     """
 
@@ -63,9 +81,9 @@ class TritonBank(LoraBank):
         self._device = device
         self.dtype = dtype
         self._bound = bound
-        self._slots: list[tuple[Packed | None, ...]] = [self._empty()] * num_slots
+        self._slots: list[tuple[Packed, ...]] = [self._empty()] * num_slots
         shape = (num_slots, len(self.segments))
-        self.pointers = torch.zeros((*shape, 2), dtype=torch.int64, device=device)
+        self.pointers = torch.zeros((*shape, 4), dtype=torch.int64, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         self.scales = torch.zeros(shape, dtype=torch.float32, device=device)
         self.blocks = torch.tensor(self._column_blocks(), dtype=torch.int32, device=device)
@@ -82,47 +100,58 @@ class TritonBank(LoraBank):
 
     @property
     def elements(self) -> int:
-        """What all slots' matrices hold."""
-        return sum(p.a.numel() + p.b.numel() for pairs in self._slots for p in pairs if p is not None)
+        """How many numbers all slots hold."""
+        return sum(t.numel() for held in self._slots for each in held for t in each.tensors if t is not None)
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None]) -> None:
+    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
         check_pairs(self, slot, pairs)
-        packed = tuple(None if pair is None else self._pack(pair) for pair in pairs)
-        for pair in packed:
-            if pair is not None:
-                self._bound.reach(pair.a.shape[0])
+        check_affines(self, affines)
+        affines = [None] * len(pairs) if affines is None else affines
+        packed = tuple(self._pack(pair, affine) for pair, affine in zip(pairs, affines, strict=True))
+        for each in packed:
+            self._bound.reach(each.rank)
         self._write(slot, packed)
 
     def clear(self, slot: int) -> None:
         require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
-        if any(self._slots[slot]):
+        if any(each is not NOTHING for each in self._slots[slot]):
             self._write(slot, self._empty())
 
     def check(self) -> None:
-        for slot, pairs in enumerate(self._slots):
-            pointers, ranks, scales = _entries(pairs)
+        for slot, held in enumerate(self._slots):
+            pointers, ranks, scales = _entries(held)
             assert self.pointers[slot].tolist() == pointers
             assert self.ranks[slot].tolist() == ranks
             assert self.scales[slot].tolist() == torch.tensor(scales, dtype=torch.float32).tolist()
             assert max(ranks) <= self.rank_bound
-            for pair, width in zip(pairs, self.segments, strict=True):
-                assert pair is None or (pair.a.shape[1], pair.b.shape[1]) == (self.in_features, width)
+            for each, width in zip(held, self.segments, strict=True):
+                assert each.a is None or each.a.shape == (each.rank, self.in_features)
+                assert each.b is None or each.b.shape == (each.rank, width)
+                assert all(vector is None or vector.shape == (width,) for vector in (each.gain, each.shift))
 
-    def _write(self, slot: int, pairs: tuple[Packed | None, ...]) -> None:
-        pointers, ranks, scales = _entries(pairs)
+    def _write(self, slot: int, held: tuple[Packed, ...]) -> None:
+        pointers, ranks, scales = _entries(held)
         self.pointers[slot] = torch.tensor(pointers, dtype=torch.int64, device=self._device)
         self.ranks[slot] = torch.tensor(ranks, dtype=torch.int32, device=self._device)
         self.scales[slot] = torch.tensor(scales, dtype=torch.float32, device=self._device)
         # only now may the old matrices go: the tables name them no longer, and the allocator keeps the stream's order
-        self._slots[slot] = pairs
+        self._slots[slot] = held
 
-    def _pack(self, pair: LoraPair) -> Packed:
+    def _pack(self, pair: LoraPair | None, affine: Affine | None) -> Packed:
+        if pair is None and affine is None:
+            return NOTHING
+        gain, shift = (None, None) if affine is None else (self._vector(affine.gain), self._vector(affine.shift))
+        if pair is None:
+            return Packed(None, None, gain, shift, 0.0)
         a = pair.a.detach().to(self._device, self.dtype, copy=True).contiguous()
         b = pair.b.detach().to(self._device, self.dtype).T.contiguous()
-        return Packed(a, b.clone() if b.data_ptr() == pair.b.data_ptr() else b, pair.scale)
+        return Packed(a, b.clone() if b.data_ptr() == pair.b.data_ptr() else b, gain, shift, pair.scale)
 
-    def _empty(self) -> tuple[None, ...]:
-        return (None,) * len(self.segments)
+    def _vector(self, vector: Tensor | None) -> Tensor | None:
+        return None if vector is None else vector.detach().to(self._device, torch.float32, copy=True).contiguous()
+
+    def _empty(self) -> tuple[Packed, ...]:
+        return (NOTHING,) * len(self.segments)
 
     def _column_blocks(self) -> list[tuple[int, int, int, int]]:
         blocks: list[tuple[int, int, int, int]] = []
@@ -133,10 +162,10 @@ class TritonBank(LoraBank):
         return blocks
 
 
-def _entries(pairs: Sequence[Packed | None]) -> tuple[list[list[int]], list[int], list[float]]:
+def _entries(held: Sequence[Packed]) -> tuple[list[list[int]], list[int], list[float]]:
     """Pointers, ranks and scales of one slot."""
     return (
-        [[0, 0] if pair is None else [pair.a.data_ptr(), pair.b.data_ptr()] for pair in pairs],
-        [0 if pair is None else pair.a.shape[0] for pair in pairs],
-        [0.0 if pair is None else pair.scale for pair in pairs],
+        [[0 if tensor is None else tensor.data_ptr() for tensor in each.tensors] for each in held],
+        [each.rank for each in held],
+        [each.scale for each in held],
     )

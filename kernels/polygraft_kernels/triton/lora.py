@@ -1,8 +1,10 @@
-"""y[t, seg] += scale * B_seg (A_seg x[t]) for the rows of every tile and every segment its slot holds.
+"""y[t, seg] = gain_seg * (y[t, seg] + scale * B_seg (A_seg x[t])) + shift_seg for the rows of every tile and every
+segment its slot holds.
 
 Shrink: v[s, t, seg, :r] = A_seg[:, split s of K] x[t, split s], float32; K is split at fixed lengths so that few rows
-still keep many processors busy. Expand: y[t, n] += scale * sum_r (sum_s v[s, t, seg, r]) B_seg[n, r], the splits in
-order. Both read an adapter's exact rank from the bank; programs of absent modules and of tiles of no slot stop at once.
+still keep many processors busy. Expand: y[t, n] = gain[n] * (y[t, n] + scale * sum_r (sum_s v[s, t, seg, r]) B_seg[n,
+r]) + shift[n], the splits in order. Both read an adapter's exact rank from the bank; programs of modules that a slot
+leaves alone and of tiles of no slot stop at once.
 
 A tile of few rows multiplies vectors (a GEMV for up to `few` rows, A and B read once), one of more uses the matrix
 units. The two sum in different orders; `few` = 0 leaves only the second.
@@ -94,7 +96,7 @@ def shrink_kernel(
     if rank == 0:
         return
     first, count = tl.load(tiles + 3 * tile + 1).to(tl.int64), tl.load(tiles + 3 * tile + 2)
-    a = tl.multiple_of(tl.load(pointers + 2 * entry).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    a = tl.multiple_of(tl.load(pointers + 4 * entry).to(tl.pointer_type(x.dtype.element_ty)), 16)
     begin = split * SPLIT
     end = min(begin + SPLIT, width)
     x += first * x_stride
@@ -122,31 +124,30 @@ def _shrunk(v, row, r, count, rank, rows, v_stride, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _add(y, y_stride, row, n, count, width, delta):
-    """y[row, n] += delta in float32, rounded once."""
-    mask = (row < count)[:, None] & (n < width)[None, :]
-    at = y + row[:, None] * y_stride + n[None, :]
-    before = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, rounded(before + delta, y.dtype.element_ty), mask=mask)
+def _vector(address, n, width, absent: tl.constexpr):
+    """Elements n of the float32 vector at `address`; if that is 0, `absent`."""
+    vector = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+    return tl.load(vector + n, mask=(n < width) & (address != 0), other=absent)
 
 
 @triton.jit
-def _expand_few(
-    y,
-    y_stride,
-    v,
-    v_stride,
-    b,
-    n,
-    count,
-    rank,
-    rows,
-    width,
-    scale,
-    SPLITS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    FEW: tl.constexpr,
+def _finish(y, y_stride, n, count, width, delta, gain, shift):
+    """y[row, n] = gain[n] * (y[row, n] + delta) + shift[n] in float32, rounded once; gain and shift are addresses."""
+    row = tl.arange(0, delta.shape[0])
+    mask = (row < count)[:, None] & (n < width)[None, :]
+    at = y + row[:, None] * y_stride + n[None, :]
+    total = tl.load(at, mask=mask, other=0.0).to(tl.float32) + delta
+    total *= _vector(gain, n, width, 1.0)[None, :]
+    moved = total + _vector(shift, n, width, 0.0)[None, :]
+    total = tl.where(shift != 0, moved, total)  # adding 0 would turn -0 into 0
+    tl.store(at, rounded(total, y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _product_few(
+    v, v_stride, b, n, count, rank, rows, width, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, FEW: tl.constexpr
 ):
+    """sum_r (sum_s v[s, row, r]) B[n, r] of FEW rows."""
     row = tl.arange(0, FEW)
     sums = tl.zeros((FEW, n.shape[0]), tl.float32)
     for r0 in range(0, rank, BLOCK_R):
@@ -155,26 +156,14 @@ def _expand_few(
         mask = (r < rank)[:, None] & (n < width)[None, :]
         weight = tl.load(b + r[:, None] * width + n[None, :], mask=mask, other=0.0).to(tl.float32)
         sums += tl.sum(part[:, :, None] * weight[None, :, :], 1)
-    _add(y, y_stride, row, n, count, width, scale * sums)
+    return sums
 
 
 @triton.jit
-def _expand_many(
-    y,
-    y_stride,
-    v,
-    v_stride,
-    b,
-    n,
-    count,
-    rank,
-    rows,
-    width,
-    scale,
-    SPLITS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    TILE: tl.constexpr,
+def _product_many(
+    v, v_stride, b, n, count, rank, rows, width, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, TILE: tl.constexpr
 ):
+    """The same of TILE rows, on the matrix units."""
     row = tl.arange(0, TILE)
     sums = tl.zeros((TILE, n.shape[0]), tl.float32)
     for r0 in range(0, rank, BLOCK_R):
@@ -183,7 +172,7 @@ def _expand_many(
         mask = (r < rank)[:, None] & (n < width)[None, :]
         weight = tl.load(b + r[:, None] * width + n[None, :], mask=mask, other=0.0)
         sums = product_of_sums(part, weight, sums)
-    _add(y, y_stride, row, n, count, width, scale * sums)
+    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -214,24 +203,28 @@ def expand_kernel(
     segment = tl.load(blocks + 4 * block)
     entry = slot * SEGMENTS + segment
     rank = tl.load(ranks + entry)
-    if rank == 0:
+    gain, shift = tl.load(pointers + 4 * entry + 2), tl.load(pointers + 4 * entry + 3)
+    if (rank == 0) & ((gain | shift) == 0):
         return
     first, count = tl.load(tiles + 3 * tile + 1).to(tl.int64), tl.load(tiles + 3 * tile + 2)
     n = tl.load(blocks + 4 * block + 1) + tl.arange(0, BLOCK_N)
     width = tl.load(blocks + 4 * block + 2)
     if ALIGNED:
         width = tl.multiple_of(width, 16)
-    b = tl.multiple_of(tl.load(pointers + 2 * entry + 1).to(tl.pointer_type(y.dtype.element_ty)), 16)
+    b = tl.multiple_of(tl.load(pointers + 4 * entry + 1).to(tl.pointer_type(y.dtype.element_ty)), 16)
     scale = tl.load(scales + entry)
     y += first * y_stride + tl.load(blocks + 4 * block + 3)
     v += (first * SEGMENTS + segment) * bound
     v_stride = SEGMENTS * bound
     if FEW == 0:
-        _expand_many(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, TILE)
+        many = scale * _product_many(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, TILE)
+        _finish(y, y_stride, n, count, width, many, gain, shift)
     elif count <= FEW:
-        _expand_few(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, FEW)
+        few = scale * _product_few(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, FEW)
+        _finish(y, y_stride, n, count, width, few, gain, shift)
     else:
-        _expand_many(y, y_stride, v, v_stride, b, n, count, rank, rows, width, scale, SPLITS, BLOCK_R, TILE)
+        many = scale * _product_many(v, v_stride, b, n, count, rank, rows, width, SPLITS, BLOCK_R, TILE)
+        _finish(y, y_stride, n, count, width, many, gain, shift)
 
 
 def lora(y: Tensor, x: Tensor, bank: TritonBank, tiles: Tensor, few: int) -> None:

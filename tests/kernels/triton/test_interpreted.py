@@ -32,9 +32,9 @@ def interpreted(root: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["attention", "layer", "linear", "lora", "pointwise", "sample"])
+@pytest.mark.parametrize("room", ["attention", "layer", "linear", "lora", "lora_affine", "pointwise", "sample"])
 def test_conformance(root: Path, room: str) -> None:
-    kinds = "triton" if room in {"linear", "lora"} else "triton and not invariant"
+    kinds = "triton" if room in {"linear", "lora", "lora_affine"} else "triton and not invariant"
     wanted = " and not ".join((kinds, *SLOW))
     interpreted(root, f"tests/conformance/test_{room}.py", "-k", wanted)
 
