@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,10 +12,11 @@ from sqlalchemy.exc import OperationalError
 
 from polygraft.db import ApiKey, Database, Tenant
 from polygraft.errors import ApiError
-from polygraft.tenancy import service
+from polygraft.queue.messages import AccessChange
+from polygraft.tenancy import repository, service
 from polygraft.tenancy.bootstrap import bootstrap
 from polygraft.tenancy.keys import KeyHasher
-from polygraft.tenancy.service import FRESH_SECONDS, STALE_SECONDS, Authenticator
+from polygraft.tenancy.service import FRESH_SECONDS, LOOKUPS_AT_ONCE, STALE_SECONDS, Authenticator
 
 KEY = "a-key-of-the-default-tenant"
 
@@ -123,3 +125,102 @@ async def test_the_cache_is_bounded(
     await change(database, revoked_at=datetime.now(UTC))
     # The first key was pushed out by the second, so it is looked up again though its time is not over.
     assert (await refusal(keys.authenticate(KEY))).status == 401
+
+
+async def test_what_a_change_is_about_is_read_again_at_once(database: Database, keys: Authenticator) -> None:
+    principal = await keys.authenticate(KEY)
+    admin = await keys.authenticate("an-admin-key")
+    await change(database, revoked_at=datetime.now(UTC))
+    keys.forget(AccessChange(kind="key", id=admin.key_id))
+    assert await keys.authenticate(KEY) == principal
+    assert principal.tenant_id is not None
+    keys.forget(AccessChange(kind="tenant", id=principal.tenant_id, refusal="tenant_disabled"))
+    assert (await refusal(keys.authenticate(KEY))).status == 401
+
+
+async def test_what_was_read_before_a_change_is_not_remembered(
+    database: Database, keys: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change comes between the look into the database and the answer."""
+    read = repository.key_by_hash
+
+    async def overtaken(session: Any, digest: str) -> ApiKey | None:
+        row = await read(session, digest)
+        assert row is not None
+        keys.forget(AccessChange(kind="key", id=row.id, refusal="invalid_api_key"))
+        return row
+
+    monkeypatch.setattr(repository, "key_by_hash", overtaken)
+    await keys.authenticate(KEY)
+    monkeypatch.undo()
+    await change(database, revoked_at=datetime.now(UTC))
+    assert (await refusal(keys.authenticate(KEY))).status == 401
+
+
+async def test_a_flood_of_unknown_keys_hides_no_new_key_and_holds_up_no_known_one(
+    database: Database, hasher: KeyHasher, keys: Authenticator, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = "a-key-that-is-tried-before-it-is-made"
+    await keys.authenticate(KEY)
+    clock.now += FRESH_SECONDS + 1
+    busy, most = 0, 0
+    held = asyncio.Event()
+    read = repository.key_by_hash
+
+    async def slow(session: Any, digest: str) -> ApiKey | None:
+        nonlocal busy, most
+        if digest == hasher.digest(KEY):
+            return await read(session, digest)
+        busy, most = busy + 1, max(most, busy + 1)
+        await held.wait()
+        busy -= 1
+        return await read(session, digest)
+
+    monkeypatch.setattr(repository, "key_by_hash", slow)
+    flood = [asyncio.create_task(refusal(keys.authenticate(key))) for key in [coming] * 50 + ["x", "y"] * 50]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(2):
+        assert (await keys.authenticate(KEY)).tenant_name == "default"
+    held.set()
+    assert {error.status for error in await asyncio.gather(*flood)} == {401}
+    assert most == LOOKUPS_AT_ONCE
+    async with database.transaction() as session:
+        tenant = await repository.tenant_by_name(session, "default")
+        assert tenant is not None
+        session.add(
+            ApiKey(tenant_id=tenant.id, name="new", key_hash=hasher.digest(coming), prefix="a", scopes=["inference"])
+        )
+    assert (await keys.authenticate(coming)).scopes == {"inference"}
+
+
+async def test_a_request_that_is_given_up_gives_its_connection_back(
+    any_database: Database, hasher: KeyHasher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = Authenticator(any_database, hasher)
+
+    async def never(session: Any, digest: str) -> ApiKey | None:
+        await session.execute(select(1))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(repository, "key_by_hash", never)
+    tasks = [asyncio.create_task(doors.authenticate(f"key {number}")) for number in range(30)]
+    await asyncio.sleep(0.3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    pool = any_database.engine.pool
+    assert pool.checkedout() == 0  # type: ignore[attr-defined]
+    await any_database.ping()
+
+
+async def test_a_database_without_a_free_connection_is_503(
+    database: Database, keys: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOOKUP_TIMEOUT", 0.2)
+    async with AsyncExitStack() as taken:
+        for _ in range(10):
+            await taken.enter_async_context(database.transaction())
+        errors = await asyncio.gather(*(refusal(keys.authenticate(f"key {number}")) for number in range(20)))
+    assert {(error.status, error.code) for error in errors} == {(503, "dependency_unavailable")}
+    assert (await keys.authenticate(KEY)).tenant_name == "default"
