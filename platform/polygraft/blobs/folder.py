@@ -17,6 +17,8 @@ from polygraft.blobs.errors import BlobError
 from polygraft_adapters.config import CONFIG_NAME
 from polygraft_adapters.folder import WEIGHTS_NAME
 
+_STAGED = "staged-"
+
 
 class BlobStore:
     """Files below files/; adapters below adapters/, each a PEFT folder with a manifest; below staging/ what is not
@@ -109,17 +111,19 @@ class BlobStore:
     # what is not done yet
 
     def staging_folder(self) -> Path:
-        """A fresh folder on the same file system. Whoever asked for it removes it; `sweep` does it for the dead."""
+        """A fresh folder on the same file system. Whoever asked for it removes it; `sweep` does it for the dead, as
+        long as it has the name that it was given.
+        """
         staging = self.root / "staging"
         staging.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(dir=staging))
+        return Path(tempfile.mkdtemp(dir=staging, prefix=_STAGED))
 
     def sweep(self, age: float) -> int:
-        """Remove what was left in the staging folder and not written to for `age` seconds. How many there were."""
+        """Remove what was left in the staging folder and not written to for `age` seconds. How much that was."""
         staging = self.root / "staging"
         if not staging.is_dir():
             return 0
-        left = [entry for entry in staging.iterdir() if time.time() - _last_written(entry) > age]
+        left = [entry for entry in staging.glob(f"{_STAGED}*") if time.time() - _last_written(entry) > age]
         for entry in left:
             shutil.rmtree(entry, ignore_errors=True)
         return len(left)

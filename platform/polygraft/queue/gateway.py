@@ -22,6 +22,7 @@ from polygraft.queue.directory import Directory
 from polygraft.queue.limits import QueueLimits, milliseconds
 from polygraft.queue.messages import AccessChange, Job, JobError, WorkerStatus
 from polygraft.queue.stream import Arrived, JobStream
+from polygraft.queue.upkeep import Upkeep
 
 __all__ = ["Arrived", "GatewayQueue", "JobStream"]
 
@@ -60,6 +61,7 @@ class GatewayQueue:
         self._redis = redis
         self._limits = limits
         self._directory = Directory(redis)
+        self._upkeep = Upkeep(redis, gateway_id)
         self._streams: dict[str, JobStream] = {}
         self._to_cancel: set[str] = set()
         """Jobs to cancel of which Redis has not been told yet."""
@@ -168,6 +170,14 @@ class GatewayQueue:
     async def depth(self) -> int:
         """How many jobs wait, of all models and tenants."""
         return await self._reached(self._directory.depth())
+
+    async def lease(self, task: str, seconds: float) -> bool:
+        """Have a background task, or go on having it, for so long; False while another gateway has it."""
+        return await self._reached(self._upkeep.lease(task, seconds))
+
+    async def adapters_in_jobs(self) -> set[str]:
+        """The digests of the adapters that queued and running jobs compute with."""
+        return await self._reached(self._upkeep.adapters_in_jobs())
 
     async def ping(self) -> bool:
         """Whether Redis answers and this gateway hears its news."""

@@ -43,6 +43,8 @@ CHANNEL = "pg:to:"
 """channel, per gateway: StepMessages."""
 REVOKED = "pg:revoked"
 """channel, of all gateways: AccessChanges."""
+LEASE = "pg:lease:"
+"""string, per background task, that expires: the gateway that does it."""
 REAPER = "pg:reaper"
 """hash: last (ms) and since (ms): from when on somebody has reaped without a pause."""
 

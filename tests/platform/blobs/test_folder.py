@@ -150,10 +150,11 @@ def test_a_reader_of_what_is_deleted_reads_to_the_end(blobs: BlobStore, adapter:
 
 def test_what_the_dead_left_half_done_is_swept_away(blobs: BlobStore) -> None:
     assert blobs.sweep(60) == 0
-    left, fresh, written = (blobs.staging_folder() for _ in range(3))
-    for folder in (left, fresh, written):
+    left, fresh, written, renamed = (blobs.staging_folder() for _ in range(4))
+    renamed = renamed.rename(renamed.with_name("somebody-elses"))
+    for folder in (left, fresh, written, renamed):
         (folder / "part").write_bytes(b"x")
-    for path in (left / "part", left, written):
+    for path in (left / "part", left, written, renamed / "part", renamed):
         os.utime(path, (0, 0))
     assert blobs.sweep(60) == 1
-    assert sorted((blobs.root / "staging").iterdir()) == sorted([fresh, written])
+    assert sorted((blobs.root / "staging").iterdir()) == sorted([fresh, written, renamed])
