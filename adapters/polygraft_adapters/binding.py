@@ -2,158 +2,148 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polygraft_adapters.config import MAX_SCALE, LoraSettings
+from polygraft_adapters.config import LoraSettings
 from polygraft_adapters.header import TensorEntry
-from polygraft_adapters.types import PARENTS, ModuleKey, ModuleShapes, Problem
-from polygraft_adapters.unsupported import BIAS_HINT, DORA_HINT, EMBEDDING_HINT, TOKENS_HINT, WHOLE_MODULE_HINT
+from polygraft_adapters.names import Part, parse_name
+from polygraft_adapters.pairs import BoundModule, Placed, about, bind_pair, bind_vector
+from polygraft_adapters.tables import TABLE_PARTS, BoundTable, bind_tables
+from polygraft_adapters.types import PARENTS, TABLES, ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.unsupported import BIAS_HINT, SHARDED_HINT, WHOLE_MODULE_HINT, unknown_tensor
 from polygraft_adapters.wording import shown
 
 DTYPES = ("F32", "F16", "BF16")
 
-# PEFT writes base_model.model.<module>.lora_A.weight. Wrappers add or drop leading parts, and a state dict saved by
-# hand keeps the adapter's own name (`lora_A.default.weight`).
-_LORA_NAME = re.compile(
-    r"(?:(?:base_model|model|module|_orig_mod)\.)*layers\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.([a-z_]+)"
-    r"\.lora_([AB])(?:\.[^.]+)?\.weight"
-)
-_SHARDED_HINT = "DeepSpeed ZeRO-3 and FSDP save empty or flat tensors unless the shards are gathered before the save"
-
-
-@dataclass(frozen=True, slots=True)
-class BoundModule:
-    """One module's pair of tensors: a [rank, in_features] and b [out_features, rank], and the scale of B A."""
-
-    a: TensorEntry
-    b: TensorEntry
-    rank: int
-    scale: float
+_LAYER_PARTS = (Part.A, Part.B, Part.MAGNITUDE, Part.LORA_BIAS, Part.BIAS)
 
 
 @dataclass(slots=True)
 class Binding:
-    """The outcome: the modules that bound, and everything that is wrong. Nothing may be used while `problems` is
-    not empty.
+    """The outcome: what bound to where, and everything that is wrong. Nothing may be used while `problems` is not
+    empty.
     """
 
     modules: dict[ModuleKey, BoundModule] = field(default_factory=dict)
+    """LoRA on modules of the layers."""
+    biases: dict[ModuleKey, TensorEntry] = field(default_factory=dict)
+    """Trained biases of the base, which replace its own."""
+    tables: dict[str, BoundTable] = field(default_factory=dict)
+    """What happens to embed_tokens and lm_head."""
+    copies: list[tuple[TensorEntry, TensorEntry]] = field(default_factory=list)
+    """Pairs that must hold the same bytes."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted names of all modules that have LoRA or are replaced, layers first."""
+        return [*(key.path for key in sorted(self.modules)), *(TABLES[table] for table in self.tables)]
+
+    @property
+    def rank(self) -> int:
+        """The largest of all modules, 0 where none has LoRA."""
+        tables = [table.lora.rank for table in self.tables.values() if table.lora is not None]
+        return max([*(module.rank for module in self.modules.values()), *tables], default=0)
 
 
 def bind(entries: Sequence[TensorEntry], settings: LoraSettings, model: ModuleShapes, max_rank: int) -> Binding:
     """Bind every tensor to a module of the model, with the rank that the config gives it."""
     binding = Binding()
     if not entries:
-        binding.problems.append(Problem("tensors", "the file holds none", _SHARDED_HINT))
-    sides: dict[ModuleKey, dict[str, TensorEntry]] = {}
+        binding.problems.append(Problem("tensors", "the file holds none", SHARDED_HINT))
+    layers: dict[ModuleKey, Placed] = {}
+    tables: dict[str, Placed] = {}
     for entry in entries:
-        problem = _place(entry, sides, model)
+        problem = _place(entry, layers, tables, model)
         if problem is not None:
             binding.problems.append(problem)
-    if settings.use_dora and not any("lora_magnitude_vector" in entry.name for entry in entries):
+    if settings.use_dora and not any(Part.MAGNITUDE in placed for placed in (*layers.values(), *tables.values())):
         binding.problems.append(
             Problem("use_dora", "is true, but the file has no lora_magnitude_vector: config and tensors disagree")
         )
-    for key in sorted(sides):
-        _pair(key, sides[key], settings, model, binding)
-    rank = max((module.rank for module in binding.modules.values()), default=0)
-    if rank > max_rank:
-        binding.problems.append(Problem("r", f"rank {rank} > limit {max_rank}, restart with --max-lora-rank {rank}"))
-    binding.warnings.extend(_target_warnings(binding.modules, settings))
+    for key in sorted(layers):
+        _bind_layer_module(key, layers[key], settings, model, binding)
+    found = bind_tables(tables, settings, model)
+    binding.tables, binding.copies = found.tables, found.copies
+    binding.problems.extend(found.problems)
+    if binding.rank > max_rank:
+        words = f"rank {binding.rank} > limit {max_rank}, restart with --max-lora-rank {binding.rank}"
+        binding.problems.append(Problem("r", words))
+    binding.warnings.extend(_warnings(binding, settings, model))
     return binding
 
 
-def _place(entry: TensorEntry, sides: dict[ModuleKey, dict[str, TensorEntry]], model: ModuleShapes) -> Problem | None:
+def _place(
+    entry: TensorEntry, layers: dict[ModuleKey, Placed], tables: dict[str, Placed], model: ModuleShapes
+) -> Problem | None:
     """Put a tensor where its name says, or say why it has no place."""
-    name = shown(entry.name)
-    match = _LORA_NAME.fullmatch(entry.name)
-    if match is None:
-        return _stranger(entry.name)
-    layer, parent, target, side = int(match[1]), match[2], match[3], match[4]
-    if PARENTS.get(target) != parent or target not in model.shapes:
-        return Problem(name, f"the model has no module {parent}.{target} that takes LoRA")
-    if layer >= model.layers:
-        return Problem(name, f"the model has {model.layers} layers, 0 to {model.layers - 1}")
-    placed = sides.setdefault(ModuleKey(layer, target), {})
-    if side in placed:
-        return Problem(
-            name, f"is a second lora_{side} for the module of {shown(placed[side].name)}", "save one adapter per file"
-        )
-    placed[side] = entry
+    name = parse_name(entry.name)
+    if name is None:
+        return unknown_tensor(entry.name)
+    if name.layer is None:
+        if name.part not in TABLE_PARTS[name.module]:
+            return about(entry, f"is no tensor that {name.module} can have")
+        placed = tables.setdefault(name.module, {})
+    else:
+        if PARENTS.get(name.module) != name.parent or name.module not in model.shapes:
+            return about(entry, f"the model has no module {name.parent}.{name.module} that takes LoRA")
+        if name.layer >= model.layers:
+            return about(entry, f"the model has {model.layers} layers, 0 to {model.layers - 1}")
+        if name.part not in _LAYER_PARTS:
+            return about(
+                entry, f"is a {name.part.value} of a layer's module, which is not supported", WHOLE_MODULE_HINT
+            )
+        placed = layers.setdefault(ModuleKey(name.layer, name.module), {})
+    if name.part in placed:
+        other = shown(placed[name.part].name)
+        return about(entry, f"is a second {name.part.value} for the module of {other}", "save one adapter per file")
+    placed[name.part] = entry
     if entry.dtype not in DTYPES:
-        return Problem(name, f"has dtype {entry.dtype}", "save the adapter in float32, float16 or bfloat16")
+        return about(entry, f"has dtype {entry.dtype}", "save the adapter in float32, float16 or bfloat16")
     return None
 
 
-def _pair(
-    key: ModuleKey, placed: Mapping[str, TensorEntry], settings: LoraSettings, model: ModuleShapes, binding: Binding
+def _bind_layer_module(
+    key: ModuleKey, placed: Placed, settings: LoraSettings, model: ModuleShapes, binding: Binding
 ) -> None:
-    if len(placed) == 1:
-        ((side, entry),) = placed.items()
-        other = "B" if side == "A" else "A"
-        binding.problems.append(Problem(shown(entry.name), f"has no lora_{other} beside it"))
+    shape = model.shapes[key.target]
+    bias = placed.get(Part.BIAS)
+    if bias is not None:
+        binding.problems.extend(_bias_problems(key, bias, shape[0], settings, model))
+        binding.biases[key] = bias
+    if placed.keys() == {Part.BIAS}:
         return
-    a, b = placed["A"], placed["B"]
-    out_features, in_features = model.shapes[key.target]
-    module, rank = key.path, settings.rank(key.path)
-    problems = _shape_problems(module, a, ("r", in_features)) + _shape_problems(module, b, (out_features, "r"))
-    if not problems:
-        if a.shape[0] != b.shape[1]:
-            problems.append(Problem(module, f"lora_A has rank {a.shape[0]} and lora_B has rank {b.shape[1]}"))
-        elif a.shape[0] != rank:
-            hint = "r and rank_pattern must be those of the training run"
-            problems.append(Problem(module, f"has rank {a.shape[0]} in the file and {rank} in the config", hint))
-        elif abs(settings.scale(module)) > MAX_SCALE:
-            problems.append(Problem(module, "its scale is more than float32 can hold", "lora_alpha is too large"))
-    binding.problems.extend(problems)
-    if not problems:
-        binding.modules[key] = BoundModule(a, b, rank, settings.scale(module))
+    module = bind_pair(key.path, placed, (Part.A, Part.B), shape, settings, binding.problems)
+    if module is not None:
+        binding.modules[key] = module
 
 
-def _shape_problems(module: str, entry: TensorEntry, expected: tuple[int | str, int | str]) -> list[Problem]:
-    name, actual = shown(entry.name), list(entry.shape)
-    if 0 in entry.shape or len(entry.shape) != 2:
-        return [Problem(name, f"has shape {actual} instead of two dimensions", _SHARDED_HINT)]
-    if all(want in ("r", got) for want, got in zip(expected, entry.shape, strict=True)):
-        return []
-    wanted = ", ".join(map(str, expected))
-    hint = "the adapter was trained on a model of another size"
-    return [Problem(name, f"has shape {actual}, but {module} needs [{wanted}]", hint)]
+def _bias_problems(
+    key: ModuleKey, entry: TensorEntry, width: int, settings: LoraSettings, model: ModuleShapes
+) -> list[Problem]:
+    if key.target not in model.biased:
+        return [about(entry, f"is a trained bias, but {key.path} of the served model has none", BIAS_HINT)]
+    if settings.bias == "none":
+        what = 'is a trained bias of the base model, but the config says bias="none": config and tensors disagree'
+        return [about(entry, what, BIAS_HINT)]
+    return bind_vector(key.path, entry, width)
 
 
-def _stranger(name: str) -> Problem:
-    """A tensor that is no lora_A or lora_B of a decoder layer: named for the training option that made it."""
-    where, parts = shown(name), name.split(".")
-    if "lora_magnitude_vector" in parts:
-        return Problem(where, "is a magnitude vector of DoRA, which is not supported", DORA_HINT)
-    if "trainable_tokens_delta" in parts or "token_adapter" in parts:
-        return Problem(where, "holds retrained tokens, which are not supported", TOKENS_HINT)
-    if parts[-1] == "bias":
-        what = "a bias of lora_B" if "lora_B" in parts else "a bias of the base model"
-        return Problem(where, f"is {what}, which is not supported", BIAS_HINT)
-    is_head = "lm_head" in parts or "embed_tokens" in parts
-    if (
-        "lora_embedding_A" in parts
-        or "lora_embedding_B" in parts
-        or (is_head and not {"lora_A", "lora_B"}.isdisjoint(parts))
-    ):
-        return Problem(where, "is LoRA on lm_head or embed_tokens, which is not supported", EMBEDDING_HINT)
-    if is_head or "modules_to_save" in parts:
-        return Problem(where, "is a whole copy of a module, which is not supported", WHOLE_MODULE_HINT)
-    if {"lora_A", "lora_B"}.isdisjoint(parts):
-        return Problem(where, "is neither lora_A nor lora_B of any module")
-    return Problem(where, "belongs to no module of the model")
+def _warnings(binding: Binding, settings: LoraSettings, model: ModuleShapes) -> list[str]:
+    warnings = _target_warnings(binding.paths, settings)
+    if settings.bias != "none" and model.biased and not binding.biases:
+        warnings.append(
+            f'the config says bias="{settings.bias}", but the file has no biases: the base model\'s are used'
+        )
+    return warnings
 
 
-def _target_warnings(modules: Mapping[ModuleKey, BoundModule], settings: LoraSettings) -> list[str]:
+def _target_warnings(names: Sequence[str], settings: LoraSettings) -> list[str]:
     """Where a list of target_modules and the tensors tell different stories; PEFT matches names and their endings."""
-    if settings.target_modules is None or not modules:
+    if settings.target_modules is None or not names:
         return []
-    names = [key.path for key in modules]
     unused = [item for item in settings.target_modules if not any(f".{name}".endswith(f".{item}") for name in names)]
     if not unused:
         return []

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from polygraft_adapters.patterns import Patterns, compile_patterns
-from polygraft_adapters.types import Problem
+from polygraft_adapters.types import TABLES, Problem
 from polygraft_adapters.unsupported import unsupported_fields
 from polygraft_adapters.wording import said, shown
 
@@ -23,6 +24,9 @@ MAX_CONFIG_BYTES = 8 * 1024 * 1024
 MAX_RANK = 2**31 - 1
 MAX_SCALE = 3.4e38
 """What float32 holds; kernels take the scale as a float32."""
+
+BIASES = ("none", "all", "lora_only")
+"""What `bias` can be: which biases of the base were trained."""
 
 _DEFAULT_R = 8
 _DEFAULT_ALPHA = 8
@@ -46,6 +50,14 @@ class LoraSettings:
     target_modules: tuple[str, ...] | None
     """None where the config gives no list: nothing to compare the tensors with."""
     base_model: str | None
+    lora_bias: bool = False
+    bias: str = "none"
+    saved: tuple[str, ...] = ()
+    """The tables, embed_tokens and lm_head, that modules_to_save names."""
+    ensure_weight_tying: bool = False
+    """Where the base ties its tables, so does the adapter."""
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By table, the ids of trainable_token_indices in the order of the retrained rows."""
 
     def rank(self, module: str) -> int:
         """The rank of a module, by its dotted name within the base model (`model.layers.0.self_attn.q_proj`)."""
@@ -84,10 +96,29 @@ def parse_config(raw: bytes) -> tuple[LoraSettings | None, list[Problem]]:
     use_dora = reader.read("use_dora", False, _boolean)
     targets = reader.read("target_modules", None, _targets)
     base_model = reader.read("base_model_name_or_path", None, _string)
+    lora_bias = reader.read("lora_bias", False, _boolean)
+    bias = reader.read("bias", "none", _bias)
+    saved = reader.read("modules_to_save", _saved([]), _saved)
+    tying = reader.read("ensure_weight_tying", False, _boolean)
+    tokens = reader.read("trainable_token_indices", _tokens([]), _tokens)
     reader.read("exclude_modules", None, _targets)
     reader.read("layers_to_transform", None, _layers)
     reader.read("layers_pattern", None, _targets)
-    settings = LoraSettings(r, alpha, use_rslora, ranks, alphas, use_dora, targets, base_model)
+    settings = LoraSettings(
+        r=r,
+        alpha=alpha,
+        use_rslora=use_rslora,
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+        use_dora=use_dora,
+        target_modules=targets,
+        base_model=base_model,
+        lora_bias=lora_bias,
+        bias=bias,
+        saved=saved,
+        ensure_weight_tying=tying,
+        tokens=MappingProxyType(tokens),
+    )
     return (None if reader.problems else settings), [*reader.problems, *unsupported_fields(config)]
 
 
@@ -165,6 +196,40 @@ def _targets(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _Wrong(f"is {said(value)}, neither a string nor a list of strings")
     return tuple(value)
+
+
+def _bias(value: Any) -> str:
+    if value not in BIASES:
+        raise _Wrong(f"is {said(value)}, none of {', '.join(BIASES)}")
+    return str(value)
+
+
+def _saved(value: Any) -> tuple[str, ...]:
+    """The tables that a list of modules_to_save names, by the ends of their names as in PEFT. Other modules are
+    `unsupported_fields`' to refuse.
+    """
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _Wrong(f"is {said(value)}, not a list of module names")
+    return tuple(table for table, path in TABLES.items() if any(item and path.endswith(item) for item in value))
+
+
+def _tokens(value: Any) -> dict[str, tuple[int, ...]]:
+    """A list of token ids belongs to the input embeddings, an object names modules."""
+    named = value if isinstance(value, dict) else {"embed_tokens": value}
+    tokens: dict[str, tuple[int, ...]] = {}
+    for name, ids in named.items():
+        table = next((table for table, path in TABLES.items() if name and path.endswith(name)), None)
+        if table is None:
+            raise _Wrong(f"names {shown(name)}; only rows of embed_tokens and lm_head can be retrained")
+        if table in tokens:
+            raise _Wrong(f"names {table} twice")
+        if not isinstance(ids, list) or not all(type(id) is int and 0 <= id <= MAX_RANK for id in ids):
+            raise _Wrong(f"is {said(value)}, neither a list of token ids nor an object with such lists")
+        if len(set(ids)) != len(ids):
+            raise _Wrong(f"names a token of {table} twice")
+        if ids:
+            tokens[table] = tuple(ids)
+    return tokens
 
 
 def _layers(value: Any) -> None:

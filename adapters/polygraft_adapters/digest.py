@@ -30,6 +30,7 @@ class ContentsDigest:
         self._integer(int(settings.use_rslora))
         for patterns in (settings.rank_pattern, settings.alpha_pattern):
             self._patterns(patterns)
+        self._tables(settings)
 
     def add(self, entry: TensorEntry, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
         """One tensor: its description and its bytes, in pieces of any size."""
@@ -54,6 +55,19 @@ class ContentsDigest:
         for key, value in patterns.items:
             self._text(key)
             self._number(value)
+
+    def _tables(self, settings: LoraSettings) -> None:
+        """What decides which table a tensor is for; nothing where there is nothing to decide."""
+        if settings.saved:
+            self._field(b"w", len(settings.saved))
+            for table in settings.saved:
+                self._text(table)
+            self._integer(int(settings.ensure_weight_tying))
+        for table, ids in sorted(settings.tokens.items()):
+            self._field(b"t", len(ids))
+            self._text(table)
+            for id in ids:
+                self._integer(id)
 
     def _field(self, kind: bytes, length: int) -> None:
         self._hash.update(kind + struct.pack("<Q", length))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
-from polygraft_adapters.binding import BoundModule, bind
+from polygraft_adapters.binding import Binding, bind
 from polygraft_adapters.config import LoraSettings, parse_config
 from polygraft_adapters.digest import ContentsDigest
 from polygraft_adapters.folder import open_folder
 from polygraft_adapters.header import TensorEntry, read_header
-from polygraft_adapters.types import TARGETS, AdapterError, AdapterInfo, ModuleKey, ModuleShapes, Problem
+from polygraft_adapters.pairs import about
+from polygraft_adapters.types import TABLES, TARGETS, AdapterError, AdapterInfo, ModuleShapes, Problem
 from polygraft_adapters.values import FiniteCheck
 from polygraft_adapters.wording import shown
 
@@ -26,28 +28,37 @@ class CheckedAdapter:
 
     settings: LoraSettings
     entries: tuple[TensorEntry, ...]
-    modules: Mapping[ModuleKey, BoundModule]
+    binding: Binding
     warnings: tuple[str, ...]
     stream: BinaryIO
 
     def read(self, entry: TensorEntry) -> Iterator[bytes]:
         """A tensor's bytes in pieces. Raises AdapterError when the file has become shorter since it was checked."""
-        self.stream.seek(entry.start)
-        left = entry.nbytes
-        while left > 0:
-            chunk = self.stream.read(min(left, _CHUNK_BYTES))
+        position = entry.start
+        while position < entry.end:
+            self.stream.seek(position)  # each time, so that two tensors can be read side by side
+            chunk = self.stream.read(min(entry.end - position, _CHUNK_BYTES))
             if not chunk:
-                raise AdapterError([Problem(shown(entry.name), "the file became shorter while it was read")])
-            left -= len(chunk)
+                what = "the file became shorter while it was read"
+                raise AdapterError([Problem(shown(entry.name), what, kind="tensor")])
+            position += len(chunk)
             yield chunk
 
+    def unequal_copies(self) -> list[Problem]:
+        """Tensors that must repeat another one and do not."""
+        return [
+            about(copy, f"is not the same as {shown(entry.name)}, which it must repeat", "save the adapter again")
+            for entry, copy in self.binding.copies
+            if entry.dtype != copy.dtype or any(a != b for a, b in zip_longest(self.read(entry), self.read(copy)))
+        ]
+
     def info(self, digest: str) -> AdapterInfo:
-        present = {key.target for key in self.modules}
+        changed = {key.target for key in (*self.binding.modules, *self.binding.biases)} | self.binding.tables.keys()
         return AdapterInfo(
             digest=digest,
-            rank=max(module.rank for module in self.modules.values()),
+            rank=self.binding.rank,
             scale=self.settings.default_scale,
-            targets=tuple(target for target in TARGETS if target in present),
+            targets=tuple(target for target in (*TARGETS, *TABLES) if target in changed),
             size_bytes=sum(entry.nbytes for entry in self.entries),
             base_model=self.settings.base_model,
             warnings=self.warnings,
@@ -61,7 +72,7 @@ def inspect_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> Adapter
     """
     with checked_adapter(path, modules, max_rank) as adapter:
         digest = ContentsDigest(adapter.settings)
-        problems: list[Problem] = []
+        problems = adapter.unequal_copies()
         for entry in adapter.entries:
             values = FiniteCheck(entry.dtype)
             digest.add(entry, values.watch(adapter.read(entry)))
@@ -74,7 +85,7 @@ def inspect_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> Adapter
 
 def not_finite(entry: TensorEntry) -> Problem:
     """A tensor that no training meant."""
-    return Problem(shown(entry.name), "has values that are NaN or infinite", "the training run diverged")
+    return about(entry, "has values that are NaN or infinite", "the training run diverged")
 
 
 @contextmanager
@@ -94,7 +105,7 @@ def checked_adapter(path: Path, modules: ModuleShapes, max_rank: int) -> Iterato
             if problems or binding.problems:
                 raise AdapterError([*problems, *binding.problems])
             warnings = (*folder.warnings, *_base_warnings(settings.base_model, modules.base_model), *binding.warnings)
-            yield CheckedAdapter(settings, entries, binding.modules, warnings, stream)
+            yield CheckedAdapter(settings, entries, binding, warnings, stream)
     except OSError as error:
         raise AdapterError([Problem(folder.weights.name, f"cannot be read: {error.strerror}")]) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 PARENTS = {
     "q_proj": "self_attn",
@@ -19,6 +20,11 @@ PARENTS = {
 TARGETS = tuple(PARENTS)
 """The modules of a decoder layer that may carry LoRA, in the order in which they compute."""
 
+EMBEDDING = "embed_tokens"
+HEAD = "lm_head"
+TABLES = {EMBEDDING: "model.embed_tokens", HEAD: "lm_head"}
+"""The two modules with a row per token, and their dotted names within the base model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -27,6 +33,8 @@ class Problem:
     where: str
     problem: str
     hint: str = ""
+    kind: Literal["tensor", "field"] = "field"
+    """What `where` names: a tensor or a module of them, or else a field of the config or a file."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}" + (f" ({self.hint})" if self.hint else "")
@@ -43,13 +51,20 @@ class AdapterError(Exception):
 @dataclass(frozen=True, slots=True)
 class ModuleShapes:
     """What a base model offers adapters: `shapes[target] = (out_features, in_features)`, the same in each of
-    `layers` layers.
+    `layers` layers, and of the two tables, embed_tokens and lm_head, that they are [vocabulary, hidden].
     """
 
     layers: int
     shapes: Mapping[str, tuple[int, int]]
     base_model: str
     """The name that adapters are expected to carry as base_model_name_or_path; a different one is only a warning."""
+    biased: tuple[str, ...] = ()
+    """The targets that have a bias."""
+    vocabulary: int = 0
+    """Rows of embed_tokens and lm_head; 0 offers neither to adapters."""
+    hidden: int = 0
+    tied: bool = False
+    """lm_head is embed_tokens."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,7 +86,7 @@ class AdapterInfo:
 
     `digest` is "sha256:<hex>" over the canonical contents: sorted tensor names, dtypes, shapes, bytes and the config
     fields that change the maths. `scale` is the scale of a module without rank or alpha pattern. `rank` is the largest
-    rank of any module.
+    rank of any module, 0 where none has LoRA. `targets` are the modules that compute something else than the base's.
     """
 
     digest: str

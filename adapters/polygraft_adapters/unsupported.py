@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polygraft_adapters.types import Problem
+from polygraft_adapters.types import TABLES, Problem
 from polygraft_adapters.wording import said, shown
 
-WHOLE_MODULE_HINT = (
-    "train without modules_to_save; resize_vocab, add_tokens or save_embedding_layers in the trainer set it, too"
+WHOLE_MODULE_HINT = "name only lm_head and embed_tokens in modules_to_save"
+RESIZED_HINT = (
+    "train without new rows: resize_token_embeddings, resize_vocab, add_tokens or new_special_tokens in the trainer "
+    "make them, and modules_to_save or save_embedding_layers put them into the file; to retrain rows that the model "
+    "has, use trainable_token_indices"
 )
-BIAS_HINT = 'train with bias="none" and lora_bias=False'
-DORA_HINT = "train with use_dora=False, or merge the adapter into its base model"
-EMBEDDING_HINT = "leave lm_head and embed_tokens out of target_modules"
-TOKENS_HINT = "train without trainable_token_indices"
+BIAS_HINT = 'bias and lora_bias must be those of the training run; bias="none" trains without'
+DORA_HINT = "use_dora must be that of the training run"
+TOKENS_HINT = "trainable_token_indices must be that of the training run"
+SAVED_HINT = (
+    "modules_to_save must be that of the training run; resize_vocab, add_tokens or save_embedding_layers in the "
+    "trainer set it, too"
+)
+SHARDED_HINT = "DeepSpeed ZeRO-3 and FSDP save empty or flat tensors unless the shards are gathered before the save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +34,7 @@ class _Feature:
 
 # Fields of peft 0.21's LoraConfig that change the maths whenever they are set to anything.
 _FEATURES = (
-    _Feature("use_dora", "DoRA adapters are not supported", DORA_HINT),
-    _Feature("lora_bias", "biases on lora_B are not supported", BIAS_HINT),
     _Feature("fan_in_fan_out", "transposed (Conv1D) base layers are not supported", "train with fan_in_fan_out=False"),
-    _Feature("trainable_token_indices", "retrained embeddings of single tokens are not supported", TOKENS_HINT),
     _Feature("target_parameters", "LoRA on bare parameters is not supported", "use target_modules"),
     _Feature("megatron_config", "Megatron's parallel layers are not supported", "train without megatron_config"),
     _Feature(
@@ -58,20 +62,42 @@ def unsupported_fields(config: Mapping[str, Any]) -> list[Problem]:
     peft_type = config.get("peft_type")
     if peft_type is not None and not (isinstance(peft_type, str) and peft_type.upper() == "LORA"):
         problems.append(Problem("peft_type", f"{said(peft_type)} adapters are not supported", "only LORA is"))
-    bias = config.get("bias")
-    if bias is not None and bias != "none":
-        problems.append(Problem("bias", f"is {said(bias)}: trained biases are not supported", BIAS_HINT))
-    modules = config.get("modules_to_save")
-    if modules:
-        names = ", ".join(map(said, modules if isinstance(modules, list) else [modules]))
-        problems.append(
-            Problem("modules_to_save", f"whole copies of {shown(names)} are not supported", WHOLE_MODULE_HINT)
-        )
-    return problems + _mutating_init(config.get("init_lora_weights"))
+    if config.get("use_dora") and config.get("lora_bias"):
+        problems.append(Problem("lora_bias", "is set together with use_dora, which PEFT does not allow", BIAS_HINT))
+    return problems + _other_saved_modules(config.get("modules_to_save")) + _mutating_init(config)
 
 
-def _mutating_init(init: Any) -> list[Problem]:
+def unknown_tensor(name: str) -> Problem:
+    """A tensor whose name is no part of an adapter as this server knows them."""
+    parts = name.split(".")
+    if "modules_to_save" in parts or "original_module" in parts:
+        return _tensor(name, "is a whole copy of a module, which is not supported", WHOLE_MODULE_HINT)
+    if {"lora_A", "lora_B"}.isdisjoint(parts):
+        return _tensor(name, "is neither lora_A nor lora_B of any module")
+    return _tensor(name, "belongs to no module of the model")
+
+
+def _tensor(name: str, problem: str, hint: str = "") -> Problem:
+    return Problem(shown(name), problem, hint, "tensor")
+
+
+def _other_saved_modules(modules: Any) -> list[Problem]:
+    if not isinstance(modules, list):
+        return []
+    others = [
+        item
+        for item in modules
+        if isinstance(item, str) and not any(item and path.endswith(item) for path in TABLES.values())
+    ]
+    if not others:
+        return []
+    names = shown(", ".join(map(said, others)))
+    return [Problem("modules_to_save", f"whole copies of {names} are not supported", WHOLE_MODULE_HINT)]
+
+
+def _mutating_init(config: Mapping[str, Any]) -> list[Problem]:
     """Initialisations that change the base model's weights, so that the file alone is no delta to the base."""
+    init = config.get("init_lora_weights")
     if not isinstance(init, str):
         return []
     field, name = "init_lora_weights", init.lower()
@@ -80,5 +106,5 @@ def _mutating_init(init: Any) -> list[Problem]:
         return [Problem(field, what, _CONVERT_HINT)]
     if name == "loftq":
         what = "LoftQ replaces the base model's weights by quantised ones, so this adapter fits only those"
-        return [Problem(field, what, "train with init_lora_weights=True")]
+        return [Problem(field, what, f"train with init_lora_weights=True, or {_CONVERT_HINT}")]
     return []

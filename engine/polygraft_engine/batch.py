@@ -37,6 +37,8 @@ class Batch:
     """The chunks whose last row yields a token."""
     sample_rows: Tensor
     """int64 [R], one row per chunk in `sampling`."""
+    sample_groups: LoraGroups
+    """Of these R rows."""
     scored: tuple[Scored, ...]
 
     @property
@@ -81,8 +83,14 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device) 
         ),
         sampling=sampling,
         sample_rows=tensor(last_rows),
+        sample_groups=_groups(sampling, range(len(sampling) + 1)),
         scored=_scored(chunks, query_starts.tolist()),
     )
+
+
+def one_group(slot: int, rows: int) -> LoraGroups:
+    """All of `rows` rows in one slot; -1 is the base."""
+    return LoraGroups() if slot < 0 else LoraGroups((slot,), (0, rows))
 
 
 def _groups(chunks: Sequence[Chunk], query_starts: Sequence[int]) -> LoraGroups:

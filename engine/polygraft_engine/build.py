@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from polygraft_engine.adapter_source import AdapterSource
 from polygraft_engine.engine import Engine, EngineInfo
@@ -13,11 +12,12 @@ from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.memory import available_memory, pool_blocks
 from polygraft_engine.models.architecture import DTYPES, ModelSpec, read_spec
 from polygraft_engine.models.checkpoint import contents_digest
-from polygraft_engine.models.loading import PackWeight, Progress, load_decoder, no_progress, resolve_model
+from polygraft_engine.models.loading import Progress, load_decoder, no_progress, resolve_model
+from polygraft_engine.models.packing import weight_packer
 from polygraft_engine.options import EngineOptions
+from polygraft_engine.preparing import Preparer
 from polygraft_engine.types import EngineError, EngineLimits
-from polygraft_kernels.api import Backend, KernelError, PackedLinear
-from polygraft_kernels.quantization import QUANTIZATIONS, quantize
+from polygraft_kernels.api import Backend, KernelError
 from polygraft_kernels.registry import choose
 
 HALF_PRECISION = ("bfloat16", "float16")
@@ -66,22 +66,9 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         numerics_id=numerics_id(backend, dtype_name, options.quantization, folder),
     )
     try:
-        return Engine(decoder, banks, limits, adapters, info)
+        return Engine(decoder, banks, Preparer(decoder, pack), limits, adapters, info)
     except KernelError as error:
         raise EngineError(f"the {backend.name} kernels cannot make this KV cache: {error}") from error
-
-
-def weight_packer(backend: Backend, quantization: str | None) -> PackWeight:
-    """How the base model's matrices are kept. Raises EngineError for a quantization that nobody knows."""
-    if quantization is None:
-        return backend.pack_linear
-    if quantization not in QUANTIZATIONS:
-        raise EngineError(f"quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-
-    def pack_int8(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return backend.pack_int8(quantize(weight), bias)
-
-    return pack_int8
 
 
 def numerics_id(backend: Backend, dtype_name: str, quantization: str | None, folder: Path) -> str:

@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 
 from polygraft_adapters.types import AdapterError
+from polygraft_adapters.weights import AdapterWeights
 from polygraft_engine.adapter_source import AdapterSource
 from polygraft_engine.batch import build_batch
 from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.decoder import Decoder
 from polygraft_engine.plan import Chunk, Plan, Sampled
+from polygraft_engine.preparing import Preparer
 from polygraft_engine.runner import Runner
 from polygraft_engine.sampler import Sampler
 from polygraft_engine.scheduler import Scheduler
@@ -55,6 +57,7 @@ class Engine:
         self,
         decoder: Decoder,
         banks: AdapterBanks,
+        preparer: Preparer,
         limits: EngineLimits,
         adapters: AdapterSource,
         info: EngineInfo,
@@ -64,12 +67,13 @@ class Engine:
         eos = decoder.spec.eos_token_ids
         self._decoder = decoder
         self._banks = banks
+        self._preparer = preparer
         self._limits = limits
         self._adapters = adapters
         self._info = info
         self._scheduler = Scheduler(limits, frozenset(eos), clock)
         caches = decoder.kv_caches(limits.num_blocks, limits.block_size)
-        self._runner = Runner(decoder, caches, Sampler(decoder.backend, eos))
+        self._runner = Runner(decoder, banks.tables, caches, Sampler(decoder.backend, eos))
         self._scores = PromptScores()
         self._forward_passes = 0
         self._computed_tokens = 0
@@ -104,6 +108,14 @@ class Engine:
         """End a sequence without further outputs and free what it holds; False when it is not live."""
         self._scores.drop(id)
         return self._scheduler.cancel(id)
+
+    def prepare(self, weights: AdapterWeights) -> AdapterWeights:
+        """`weights` with all that takes long to work out for this model, for an AdapterSource to hold in its place.
+
+        The one method that may run on any thread, beside `step`. An adapter that a source gives out unprepared is
+        prepared between steps, which wait. Raises KernelError or MemoryError when it cannot be.
+        """
+        return self._preparer(weights)
 
     def drop_adapter(self, digest: str) -> bool:
         """Forget an adapter that no running sequence uses; False when it is not in a slot, or in use."""
@@ -162,7 +174,7 @@ class Engine:
         outputs: list[StepOutput] = []
         for load in plan.loads:
             try:
-                self._banks.load(load.slot, self._adapters.get(load.digest))
+                self._banks.load(load.slot, self.prepare(self._adapters.get(load.digest)))
             except Exception as error:
                 logger.exception("adapter %s could not be loaded", load.digest)
                 users = [chunk.id for chunk in plan.chunks if chunk.slot == load.slot]

@@ -138,7 +138,8 @@ class DeviceCapture:
             compute()  # compiles kernels and makes workspaces, which no capture may
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # other threads prepare adapters meanwhile, which is none of this capture's business
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = compute()
 
         def replay() -> Tensor:

@@ -130,7 +130,7 @@ class LLM:
         if resolved not in self._digests:
             dtype = getattr(torch, self.engine.info.dtype)
             weights = load_adapter(resolved, self._modules, self.engine.limits.max_lora_rank, dtype)
-            self._digests[resolved] = self._source.put(weights)
+            self._digests[resolved] = self._source.put(self.engine.prepare(weights))
         return self._digests[resolved]
 
     def next_id(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from polygraft_adapters.types import ModuleKey
 from polygraft_adapters.weights import AdapterWeights
 from polygraft_engine.models.architecture import ModelSpec
+from polygraft_engine.preparing import PreparedAdapter
+from polygraft_engine.tables import TableSlots
 from polygraft_kernels.api import Backend, LoraBank, LoraPair
 
 PROJECTIONS = {
@@ -45,35 +48,49 @@ class AdapterBanks:
             segments = [shapes[target][0] for target in targets]
             return backend.lora_bank(shapes[targets[0]][1], segments, num_slots, dtype)
 
+        self.tables = TableSlots(backend, spec.hidden, spec.vocab, num_slots)
         self.layers = tuple(
             LayerBanks(bank("qkv"), bank("o"), bank("gate_up"), bank("down")) for _ in range(spec.layers)
         )
 
     def load(self, slot: int, weights: AdapterWeights) -> None:
-        """Make `slot` hold exactly `weights`: what the adapter lacks is cleared. On an error the slot is left empty."""
+        """Make `slot` hold exactly `weights`, which have been prepared: what the adapter lacks is cleared. On an error
+        the slot is left empty.
+        """
+        prepared = weights if isinstance(weights, PreparedAdapter) else PreparedAdapter(weights.info, weights.pairs)
         try:
+            self.tables.load(slot, prepared.embedding, prepared.head)
             for index, layer in enumerate(self.layers):
                 for projection, targets in PROJECTIONS.items():
-                    pairs = [_pair(weights, ModuleKey(index, target)) for target in targets]
-                    bank: LoraBank = getattr(layer, projection)
-                    if any(pair is not None for pair in pairs):
-                        bank.load(slot, pairs)
-                    else:
-                        bank.clear(slot)
+                    keys = [ModuleKey(index, target) for target in targets]
+                    _fill(getattr(layer, projection), slot, keys, prepared)
         except Exception:
             self._clear(slot)
             raise
 
     def check(self) -> None:
         """Assert every bank's own invariants."""
+        self.tables.check()
         for layer in self.layers:
             for projection in PROJECTIONS:
                 getattr(layer, projection).check()
 
     def _clear(self, slot: int) -> None:
+        self.tables.clear(slot)
         for layer in self.layers:
             for projection in PROJECTIONS:
                 getattr(layer, projection).clear(slot)
+
+
+def _fill(bank: LoraBank, slot: int, keys: Sequence[ModuleKey], weights: PreparedAdapter) -> None:
+    pairs = [_pair(weights, key) for key in keys]
+    affines = [weights.affines.get(key) for key in keys]
+    if all(each is None for each in (*pairs, *affines)):
+        bank.clear(slot)
+    elif weights.affines:
+        bank.load(slot, pairs, affines)
+    else:
+        bank.load(slot, pairs)
 
 
 def _pair(weights: AdapterWeights, key: ModuleKey) -> LoraPair | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polygraft_adapters.types import ModuleShapes
+from polygraft_adapters.types import PARENTS, ModuleShapes
 from polygraft_engine.models.errors import ModelError, UnsupportedModel
 from polygraft_engine.models.json_file import read_object, read_optional_object
 from polygraft_engine.models.rope_spec import RopeSpec, read_rope
@@ -90,7 +90,21 @@ class ModelSpec:
             "up_proj": (self.intermediate, self.hidden),
             "down_proj": (self.hidden, self.intermediate),
         }
-        return ModuleShapes(layers=self.layers, shapes=shapes, base_model=name)
+        return ModuleShapes(
+            layers=self.layers,
+            shapes=shapes,
+            base_model=name,
+            biased=tuple(target for target in shapes if self.is_biased(target)),
+            vocabulary=self.vocab,
+            hidden=self.hidden,
+            tied=self.tied,
+        )
+
+    def is_biased(self, target: str) -> bool:
+        """Whether the modules `target` have a bias."""
+        if PARENTS[target] == "mlp":
+            return self.mlp_bias
+        return self.o_bias if target == "o_proj" else self.qkv_bias
 
 
 def read_spec(folder: Path) -> ModelSpec:

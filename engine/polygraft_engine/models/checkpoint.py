@@ -34,21 +34,12 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     if not spec.tied:
         expected["lm_head.weight"] = (spec.vocab, spec.hidden)
-    biased = {
-        "q_proj": spec.qkv_bias,
-        "k_proj": spec.qkv_bias,
-        "v_proj": spec.qkv_bias,
-        "o_proj": spec.o_bias,
-        "gate_proj": spec.mlp_bias,
-        "up_proj": spec.mlp_bias,
-        "down_proj": spec.mlp_bias,
-    }
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
         for target, shape in spec.module_shapes("").shapes.items():
             module = ModuleKey(layer, target).path
             expected[f"{module}.weight"] = shape
-            if biased[target]:
+            if spec.is_biased(target):
                 expected[f"{module}.bias"] = shape[:1]
         for norm in ("input_layernorm", "post_attention_layernorm"):
             expected[f"{prefix}.{norm}.weight"] = (spec.hidden,)

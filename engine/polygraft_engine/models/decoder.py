@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from polygraft_adapters import ModuleKey
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_kernels.api import Backend, DecoderLayer, KVCache, PackedLinear, StepTensors
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModule:
+    """One module of the base as adapters see it: outputs first .. first + width - 1 of `linear`."""
+
+    linear: PackedLinear
+    first: int
+    squares: Tensor
+    """float32 [width]: the squared norm of every row of the weight, as it is computed with."""
+    bias: Tensor | None
+    """float32 [width]"""
+
+    @property
+    def width(self) -> int:
+        return self.squares.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +41,10 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: Tensor
     """[K]"""
-    head: PackedLinear
+    head: BaseModule
     """[V, K]"""
+    modules: Mapping[ModuleKey, BaseModule]
+    """Every module that adapters may add to."""
     rope: Tensor
     """float32 [positions, 2, head_dim / 2]"""
 
@@ -34,17 +53,19 @@ class Decoder:
         """The longest sequence the rotary table reaches."""
         return self.rope.shape[0]
 
-    def forward(self, token_ids: Tensor, step: StepTensors, caches: Sequence[KVCache]) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows [T, K] of the embedding. token_ids int64 [T]."""
+        return torch.embedding(self.embedding, token_ids)
+
+    def forward(self, x: Tensor, step: StepTensors, caches: Sequence[KVCache]) -> Tensor:
         """Hidden rows [T, K] after the last layer, before the final norm; writes keys and values into `caches`, one
-        per layer. token_ids int64 [T].
+        per layer. x [T, K] are embedded tokens, and may be overwritten.
         """
-        x = torch.embedding(self.embedding, token_ids)
         return self.backend.decoder(x, self.layers, caches, step, self.rope)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [R, V] from hidden rows [R, K]."""
-        normed = self.backend.rms_norm(hidden, self.norm, self.spec.eps)
-        return self.backend.logits(normed, self.head)
+    def normed(self, hidden: Tensor) -> Tensor:
+        """What the head sees of hidden rows [R, K]."""
+        return self.backend.rms_norm(hidden, self.norm, self.spec.eps)
 
     def kv_caches(self, num_blocks: int, block_size: int) -> tuple[KVCache, ...]:
         """One zeroed cache per layer."""

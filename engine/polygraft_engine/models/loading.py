@@ -14,16 +14,14 @@ from polygraft_adapters import ModuleKey, describe_model_folder_problem
 from polygraft_engine.lora import PROJECTIONS, AdapterBanks, LayerBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.checkpoint import SHOWN, Checkpoint
-from polygraft_engine.models.decoder import Decoder
+from polygraft_engine.models.decoder import BaseModule, Decoder
 from polygraft_engine.models.errors import ModelError, first_line
+from polygraft_engine.models.packing import PackWeight
 from polygraft_engine.models.rope import rope_table
-from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear, PackedLinear
+from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all) while a model loads."""
-
-PackWeight = Callable[[Tensor, Tensor | None], PackedLinear]
-"""weight [N, K], bias [N] or None -> as the backend keeps it."""
 
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -73,12 +71,13 @@ def load_decoder(
     """
     with Checkpoint(folder, spec) as checkpoint, torch.no_grad():
         layers: list[DecoderLayer] = []
+        modules: dict[ModuleKey, BaseModule] = {}
         on_progress(0, spec.layers)
         for index, layer_banks in enumerate(banks.layers):
-            layers.append(_load_layer(checkpoint, spec, index, layer_banks, backend.device, dtype, pack))
+            layers.append(_load_layer(checkpoint, spec, index, layer_banks, backend.device, dtype, pack, modules))
             on_progress(index + 1, spec.layers)
         embedding = checkpoint.take("model.embed_tokens.weight", dtype).to(backend.device, copy=True)
-        head = embedding if spec.tied else checkpoint.take("lm_head.weight", dtype)
+        head = pack(embedding if spec.tied else checkpoint.take("lm_head.weight", dtype), None)
         decoder = Decoder(
             spec=spec,
             backend=backend,
@@ -86,7 +85,8 @@ def load_decoder(
             embedding=embedding,
             layers=tuple(layers),
             norm=checkpoint.take("model.norm.weight", dtype).to(backend.device, copy=True),
-            head=pack(head, None),
+            head=BaseModule(head.linear, 0, head.squares, None),
+            modules=modules,
             rope=rope_table(spec.rope, spec.head_dim, max_positions).to(backend.device),
         )
         checkpoint.finish()
@@ -101,28 +101,36 @@ def _load_layer(
     device: torch.device,
     dtype: torch.dtype,
     pack: PackWeight,
+    modules: dict[ModuleKey, BaseModule],
 ) -> DecoderLayer:
+    """The layer; adds what adapters need to know of it to `modules`."""
     prefix = f"model.layers.{index}"
 
     def vector(name: str) -> Tensor:
         # a copy, so that no memory-mapped page outlives the file
         return checkpoint.take(f"{prefix}.{name}.weight", dtype).to(device, copy=True)
 
-    def linear(projection: str, biased: bool, bank: LoraBank) -> LoraLinear:
-        modules = [ModuleKey(index, target).path for target in PROJECTIONS[projection]]
-        weight = torch.cat([checkpoint.take(f"{module}.weight", dtype) for module in modules])
-        bias = torch.cat([checkpoint.take(f"{module}.bias", dtype) for module in modules]) if biased else None
-        return LoraLinear(pack(weight, bias), bank)
+    def linear(projection: str, bank: LoraBank) -> LoraLinear:
+        keys = [ModuleKey(index, target) for target in PROJECTIONS[projection]]
+        weights = [checkpoint.take(f"{key.path}.weight", dtype) for key in keys]
+        biases = [checkpoint.take(f"{key.path}.bias", dtype) for key in keys if spec.is_biased(key.target)]
+        packed = pack(torch.cat(weights), torch.cat(biases) if biases else None)
+        widths = [len(weight) for weight in weights]
+        squares = torch.split(packed.squares, widths)
+        for position, key in enumerate(keys):
+            bias = biases[position].to(device, torch.float32, copy=True) if biases else None
+            modules[key] = BaseModule(packed.linear, sum(widths[:position]), squares[position], bias)
+        return LoraLinear(packed.linear, bank)
 
     return DecoderLayer(
         input_norm=vector("input_layernorm"),
-        qkv=linear("qkv", spec.qkv_bias, banks.qkv),
+        qkv=linear("qkv", banks.qkv),
         q_norm=vector("self_attn.q_norm") if spec.qk_norm else None,
         k_norm=vector("self_attn.k_norm") if spec.qk_norm else None,
-        o=linear("o", spec.o_bias, banks.o),
+        o=linear("o", banks.o),
         post_norm=vector("post_attention_layernorm"),
-        gate_up=linear("gate_up", spec.mlp_bias, banks.gate_up),
-        down=linear("down", spec.mlp_bias, banks.down),
+        gate_up=linear("gate_up", banks.gate_up),
+        down=linear("down", banks.down),
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
