@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from polygraft.cli import show
-from polygraft.cli.connect import AsJson, command_on, operator
+from polygraft.cli.connect import AsJson, command_on
+from polygraft.cli.operate import operator
 from polygraft.cli.remote import Remote, path_of
 from polygraft.cli.values import duration
 

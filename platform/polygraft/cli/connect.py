@@ -1,23 +1,18 @@
-"""Which server, whose key, whose adapters: the options that the commands about tenants and adapters share."""
+"""Which server, whose key, whose adapters: the options that the commands about adapters and tenants share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polygraft import settings
 from polygraft.cli import show
-from polygraft.cli.local import local_operator
 from polygraft.cli.remote import DEFAULT_URL, Remote, RemoteError, path_of
 from polygraft.errors import OptionError
-from polygraft.lock import InUseError
-from polygraft.settings import Settings
 
 _VISIBLE = "Better in the environment: other users of a machine see command lines."
 
@@ -27,10 +22,6 @@ Url = Annotated[
 Key = Annotated[str | None, typer.Option(envvar="POLYGRAFT_API_KEY", help=f"A tenant's key. {_VISIBLE}")]
 AdminKey = Annotated[str | None, typer.Option(envvar="POLYGRAFT_ADMIN_KEY", help=f"An operator's key. {_VISIBLE}")]
 OfTenant = Annotated[str | None, typer.Option("--tenant", help="Act on this tenant's adapters, with the admin key.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Without --url: work on this folder's database while no server runs on it.")
-]
-DatabaseUrl = Annotated[str | None, typer.Option(help="Work on this database, without a server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -54,35 +45,9 @@ def adapters(
     where = DEFAULT_URL if url is None else url
     if tenant is not None and admin_key is None:
         raise OptionError("--tenant needs an operator's key: --admin-key or POLYGRAFT_ADMIN_KEY")
-    with _telling(Remote(where, key if tenant is None else admin_key)) as remote:
+    with telling(Remote(where, key if tenant is None else admin_key)) as remote:
         root = "/v1/adapters" if tenant is None else path_of("admin", "v1", "tenants", tenant, "adapters")
         yield Adapters(remote, root)
-
-
-@contextmanager
-def operator(
-    url: Url = None, admin_key: AdminKey = None, data_dir: DataDir = None, database_url: DatabaseUrl = None
-) -> Generator[Remote, None, None]:
-    """The operator's routes: of the server at --url; else, while no server runs on the data folder that is told or
-    lies here, straight on its database; else of the server at the usual address. Raises ConfigError.
-    """
-    options = settings.load(data_dir=data_dir, database_url=database_url)
-    with ExitStack() as stack:
-        transport = None
-        if _on_database(url, options, told=data_dir is not None or database_url is not None):
-            # The server that has the data folder to itself does the same for whoever holds an operator's key.
-            with suppress(InUseError):
-                transport = stack.enter_context(local_operator(options))
-        if transport is None and admin_key is None:
-            raise OptionError("which operator's key? --admin-key or POLYGRAFT_ADMIN_KEY")
-        where = DEFAULT_URL if url is None else url
-        yield stack.enter_context(_telling(Remote(where, admin_key, transport=transport)))
-
-
-def _on_database(url: str | None, options: Settings, *, told: bool) -> bool:
-    """Whether to work without a server if there is none: the command line says where, or else --url does not."""
-    known = not {"data_dir", "database_url"}.isdisjoint(options.model_fields_set)
-    return told or (url is None and (known or options.data_dir.is_dir()))
 
 
 def command_on(
@@ -111,7 +76,7 @@ def command_on(
 
 
 @contextmanager
-def _telling(remote: Remote) -> Generator[Remote, None, None]:
+def telling(remote: Remote) -> Generator[Remote, None, None]:
     """`remote` for as long as the block runs; what it finds wrong with an adapter is shown before the error is."""
     try:
         yield remote

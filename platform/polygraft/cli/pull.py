@@ -9,7 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
@@ -84,7 +84,7 @@ def _download(mine: Adapters, found: Json, folder: Path) -> None:
         raise RemoteError("what the server sent is not an adapter")
 
 
-def _unpack(unzipped: IO[bytes], folder: Path, progress: Callable[[int], None]) -> None:
+def _unpack(unzipped: gzip.GzipFile, folder: Path, progress: Callable[[int], None]) -> None:
     """The adapter's files, and nothing else that may be in there."""
     with tarfile.open(fileobj=unzipped, mode="r|") as archive:
         for entry in archive:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from polygraft.cli import show
-from polygraft.cli.connect import AsJson, command_on, operator
+from polygraft.cli.connect import AsJson, command_on
+from polygraft.cli.operate import operator
 from polygraft.cli.remote import Json, Remote, path_of
 
 app = typer.Typer(
