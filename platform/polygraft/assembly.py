@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from polygraft.admin import audit, keys, tenants, workers
+from polygraft.admin import audit as admin_audit
+from polygraft.admin import keys as admin_keys
+from polygraft.admin import tenants as admin_tenants
+from polygraft.admin import workers as admin_workers
 from polygraft.app import create_app
 from polygraft.audit import AuditLog
 from polygraft.blobs import BlobStore
@@ -19,16 +23,29 @@ from polygraft.db import Database
 from polygraft.errors import ApiError, ConfigError
 from polygraft.health import Health
 from polygraft.metrics import Metrics
-from polygraft.openai import routes
+from polygraft.openai import routes as openai
 from polygraft.openai.catalog import ModelCatalog
 from polygraft.openai.inference import Inference, seed_source
 from polygraft.places import places, served_name
 from polygraft.queue.gateway import GatewayQueue
 from polygraft.queue.messages import AccessChange
+from polygraft.registry import routes as registry_routes
+from polygraft.registry import vllm
+from polygraft.registry.adapters import Adapters
+from polygraft.registry.intake import Intake
+from polygraft.registry.lending import Aliases, Shares
 from polygraft.registry.live import LiveModels
 from polygraft.registry.options import AdapterOption, clash, parse_adapter_options
 from polygraft.registry.registration import register_options, retire_options
+from polygraft.registry.roots import adapter_roots
+from polygraft.registry.routes import AdapterServices
 from polygraft.registry.service import Registry
+from polygraft.registry.uploads import routes as uploads
+from polygraft.registry.uploads.assembly import assemble
+from polygraft.registry.uploads.service import Uploads
+from polygraft.registry.uploads.validator import Validator
+from polygraft.registry.validation import CheckLimits, validate
+from polygraft.registry.vllm import RuntimeLoading
 from polygraft.settings import Settings
 from polygraft.tenancy.access import AccessPolicy, KeyPolicy, OpenPolicy
 from polygraft.tenancy.admissions import Admissions
@@ -37,6 +54,7 @@ from polygraft.tenancy.enforcement import Enforcement
 from polygraft.tenancy.issued import IssuedKeys
 from polygraft.tenancy.keys import KeyHasher, load_pepper
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
+from polygraft.tenancy.request import Owner, calling_tenant
 from polygraft.tenancy.service import Authenticator
 from polygraft.tenancy.tenants import Tenants
 from polygraft_adapters.inspection import inspect_adapter
@@ -55,15 +73,17 @@ class Gateway:
     live: LiveModels
     enforcement: Enforcement
     options: Options
+    validator: Validator
 
     async def background(self) -> None:
-        """Know the workers and the keys, and register the options' adapters once their model is known. Ends only by an
-        error, the queue's included.
+        """Know the workers and the keys, register the options' adapters once their model is known, and see to uploads.
+        Ends only by an error, the queue's included.
         """
         await asyncio.gather(
             self.live.keep_fresh(),
             self.enforcement.keep_checking(),
             self.options.register(),
+            self.validator.keep_going(),
             self.inference.queue.broken(),
         )
 
@@ -146,39 +166,72 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
                 # The other gateways look for themselves every few seconds.
                 log.warning("change_not_announced", id=change.id, error=error.message)
 
-        needed_by = _needs_default(settings)
-        operator = _operator_routers(
-            Tenants(database, announce, default_needed_by=needed_by),
-            IssuedKeys(database, hasher, announce),
-            AuditLog(database),
-            live,
-        )
+        tenants = Tenants(database, announce, default_needed_by=_needs_default(settings))
         health = Health(live, registry, database.ping)
+        receiving = assemble(
+            database,
+            Intake(database, live),
+            live,
+            blobs,
+            max_bytes=settings.max_adapter_size,
+            adapter_roots=settings.adapter_root,
+            import_sources=settings.import_source,
+        )
+        stack.push_async_callback(receiving.validator.close)
+        routers = (
+            openai.build_router(inference),
+            *_adapter_routers(
+                AdapterParts(database, live, blobs, receiving.uploads, tenants), settings, first.tenant_id
+            ),
+            admin_tenants.build_router(tenants),
+            admin_keys.build_router(IssuedKeys(database, hasher, announce)),
+            admin_audit.build_router(AuditLog(database), tenants),
+            admin_workers.build_router(live),
+        )
         yield Gateway(
             inference=inference,
             health=health,
             metrics=metrics,
-            app=create_app(
-                [routes.build_router(inference), *operator],
-                health,
-                _policy(settings, authenticator, first),
-                admissions,
-                metrics,
-            ),
+            app=create_app(routers, health, _policy(settings, authenticator, first), admissions, metrics),
             live=live,
             enforcement=enforcement,
             options=Options(adapters, base_model, first.tenant_id, database, blobs, live, registry),
+            validator=receiving.validator,
         )
 
 
-def _operator_routers(
-    named: Tenants, issued: IssuedKeys, log_of_changes: AuditLog, live: LiveModels
-) -> Sequence[APIRouter]:
-    return (
-        tenants.build_router(named),
-        keys.build_router(issued),
-        audit.build_router(log_of_changes, named),
-        workers.build_router(live),
+@dataclass(frozen=True, slots=True)
+class AdapterParts:
+    """What the routes of adapters work with."""
+
+    database: Database
+    live: LiveModels
+    blobs: BlobStore
+    uploads: Uploads
+    tenants: Tenants
+
+
+def _adapter_routers(parts: AdapterParts, settings: Settings, default_tenant: str) -> Iterator[APIRouter]:
+    """The tenants' routes, the same for operators below a tenant's name, and vLLM's."""
+    adapters = Adapters(parts.database)
+    services = AdapterServices(adapters, Aliases(adapters), Shares(adapters), parts.blobs)
+    for prefix, owner in (
+        ("/v1/adapters", calling_tenant),
+        ("/admin/v1/tenants/{tenant}/adapters", admin_tenants.named_tenant(parts.tenants)),
+    ):
+        # Before the others, where `import` and `uploads` would be an adapter's name.
+        yield uploads.build_router(parts.uploads, prefix=prefix, owner=owner)
+        yield registry_routes.build_router(services, prefix=prefix, owner=owner)
+    yield vllm.build_router(
+        RuntimeLoading(
+            Owner(default_tenant, DEFAULT_TENANT),
+            adapter_roots(settings.adapter_root),
+            adapters,
+            Intake(parts.database, parts.live),
+            parts.live,
+            parts.blobs,
+            partial(validate, limits=CheckLimits(settings.max_adapter_size)),
+        )
     )
 
 

@@ -27,13 +27,12 @@ class Registry:
 
     async def resolve(self, principal: Principal, name: str, conversation: str | None = None) -> ResolvedModel:
         """See ModelResolver."""
-        found, _ = await self._find(principal, name, conversation)
-        structlog.contextvars.bind_contextvars(model=found.base if found.label is None else found.label)
+        found, _ = await self._found(principal, name, conversation)
         return found
 
     async def describe(self, principal: Principal, name: str) -> ModelEntry:
         """See ModelResolver."""
-        found, adapter = await self._find(principal, name, None)
+        found, adapter = await self._found(principal, name, None)
         card = self._card(found.base)
         if adapter is None:
             return _base_entry(card)
@@ -61,6 +60,14 @@ class Registry:
                 if adapter.base_model in live
             ]
         return [entry for entry in entries if principal.models is None or entry.id in principal.models]
+
+    async def _found(
+        self, principal: Principal, name: str, conversation: str | None
+    ) -> tuple[ResolvedModel, Served | None]:
+        """As `_find`, and told in the request's line of the log."""
+        found, adapter = await self._find(principal, name, conversation)
+        structlog.contextvars.bind_contextvars(model=found.base if found.label is None else found.label)
+        return found, adapter
 
     async def _find(
         self, principal: Principal, name: str, conversation: str | None
