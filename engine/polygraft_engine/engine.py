@@ -25,10 +25,11 @@ from polygraft_engine.sampler import Sampler
 from polygraft_engine.scheduler import Scheduler
 from polygraft_engine.scores import PromptScores
 from polygraft_engine.stats import EngineStats, StepPhases, Stopwatch
-from polygraft_engine.types import NOT_FINITE, EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
+from polygraft_engine.types import EngineError, EngineLimits, Generation, InvalidRequest, StepOutput
 
 logger = logging.getLogger(__name__)
 
+_NOT_FINITE = "the model computed numbers that are not finite for this request; no answer can come of it"
 _SKIPPED = Sampled(0, None)
 """Stands for the token of a sequence that failed during the step; the scheduler skips it."""
 
@@ -144,7 +145,8 @@ class Engine:
             self._failed_steps += 1
             ids = [chunk.id for chunk in chunks]
             return outputs + self._fail(ids, f"the step that computed this request failed: {error}")
-        outputs += self._fail([id for id, token in sampled.items() if token is None], NOT_FINITE)
+        overflowed = self._fail([id for id, token in sampled.items() if token is None], _NOT_FINITE)
+        outputs += [replace(output, not_finite=True) for output in overflowed]
         outputs += self._commit(plan, sampled)
         watch.lap("commit")
         self._last_step = watch.phases()

@@ -13,9 +13,6 @@ GREEDY_BELOW = 1e-5
 LOGPROB_FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
-NOT_FINITE = "the model computed numbers that are not finite for this request; no answer can come of it"
-"""A StepOutput's error."""
-
 
 class EngineError(Exception):
     """Base of every error this package raises."""
@@ -111,6 +108,8 @@ class StepOutput:
     unless include_stop.
     """
     error: str | None = None
+    not_finite: bool = False
+    """The error is that numbers overflowed, of which the weights are the cause and not this program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

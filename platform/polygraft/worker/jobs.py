@@ -35,10 +35,9 @@ def broken_adapter(name: str | None, error: BaseException) -> JobError:
     """
     if isinstance(error, AdapterError):
         problems = [
-            {"tensor" if "lora_" in problem.where else "field": problem.where, "problem": problem.problem,
-             "hint": problem.hint}
+            {problem.kind: problem.where, "problem": problem.problem, "hint": problem.hint}
             for problem in error.problems
-        ]  # fmt: skip
+        ]
         return _invalid_adapter(f"The adapter `{name}` cannot be served: {error}.", tuple(problems))
     if isinstance(error, BlobUnavailable):
         return JobError(

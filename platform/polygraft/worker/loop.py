@@ -16,7 +16,7 @@ from polygraft.worker.adapters import HostAdapters
 from polygraft.worker.jobs import FAILED, STOPPED, RunningJob, broken_adapter, overflow, refusal, unprepared
 from polygraft.worker.vitals import Vitals
 from polygraft_engine.stats import EngineStats
-from polygraft_engine.types import NOT_FINITE, Generation, InvalidRequest, StepOutput
+from polygraft_engine.types import Generation, InvalidRequest, StepOutput
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +193,7 @@ class WorkerLoop:
                 continue
             if output.error is not None:
                 log.error("job_failed", job=job.id, error=output.error)
-                self._send(job, job.fail(self._blame(job, output.error)))
+                self._send(job, job.fail(self._blame(job, output)))
             elif self._push(job, output):
                 touched[job.id] = job
         for job in touched.values():
@@ -201,8 +201,8 @@ class WorkerLoop:
                 self._send(job, emission)
         return step_ended
 
-    def _blame(self, job: RunningJob, error: str) -> JobError:
-        return overflow(job.claimed.job.adapter_name) if error == NOT_FINITE else FAILED
+    def _blame(self, job: RunningJob, output: StepOutput) -> JobError:
+        return overflow(job.claimed.job.adapter_name) if output.not_finite else FAILED
 
     def _push(self, job: RunningJob, output: StepOutput) -> bool:
         """Turn tokens into text; False if that failed, and the job with it."""

@@ -22,7 +22,7 @@ from polygraft.worker.vitals import Heartbeat, Vitals
 from polygraft_adapters.types import AdapterError, Problem
 from polygraft_engine.plan import SchedulerStats
 from polygraft_engine.stats import EngineStats, StepPhases
-from polygraft_engine.types import NOT_FINITE, EngineError, Generation, InvalidRequest, SamplingParams, StepOutput
+from polygraft_engine.types import EngineError, Generation, InvalidRequest, SamplingParams, StepOutput
 
 A = 3
 """The token of the letter a."""
@@ -39,6 +39,7 @@ class ScriptedEngine:
     failing: set[str | None] = field(default_factory=set)
     """Adapters (None: the base) whose sequences end with `failure`."""
     failure: str = "secret detail"
+    not_finite: bool = False
 
     @property
     def has_work(self) -> bool:
@@ -60,7 +61,7 @@ class ScriptedEngine:
         for id, generation in list(self.live.items()):
             if generation.adapter in self.failing and self.done[id] > 0:
                 del self.live[id]
-                outputs.append(StepOutput(id=id, finish_reason="error", error=self.failure))
+                outputs.append(StepOutput(id=id, finish_reason="error", error=self.failure, not_finite=self.not_finite))
                 continue
             self.done[id] += 1
             ended = self.done[id] == generation.params.max_tokens
@@ -115,7 +116,9 @@ def load(digest: str) -> Weights:
     if digest == "away":
         raise BlobUnavailable("secret store does not answer")
     if digest == "wrong":
-        raise AdapterError([Problem("r", "is too large", "smaller"), Problem("q_proj.lora_A.weight", "is missing")])
+        raise AdapterError(
+            [Problem("r", "is too large", "smaller"), Problem("q_proj.lora_A.weight", "is missing", kind="tensor")]
+        )
     return Weights()
 
 
@@ -412,7 +415,7 @@ async def test_the_heart_beats_beside_the_loop(valkey: str, rig: Rig) -> None:
 
 
 async def test_an_adapter_whose_numbers_overflow_is_named(rig: Rig, make_job: MakeJob) -> None:
-    rig.engine.failing, rig.engine.failure = {None, "x"}, NOT_FINITE
+    rig.engine.failing, rig.engine.not_finite = {None, "x"}, True
     grafted = await rig.gateway.open(msgspec.structs.replace(make_job(adapter="x"), adapter_name="tuned@v2"))
     base = await rig.gateway.open(make_job())
     while not rig.loop.busy:
