@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -14,6 +15,21 @@ from sqlalchemy.orm import aliased
 from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion, Tenant
 
 _LIVE = (Adapter.enabled, Adapter.deleted_at.is_(None))
+
+_OTHER = aliased(AdapterVersion)
+_NEWEST = select(func.max(_OTHER.version)).where(_OTHER.adapter_id == AdapterVersion.adapter_id).scalar_subquery()
+# Made once: putting a statement together takes longer than SQLite needs to answer it.
+_SHOWN_VERSIONS = (
+    select(AdapterVersion)
+    .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+    .where(Adapter.id.in_(bindparam("ids", expanding=True)))
+    .where(or_(AdapterVersion.version == Adapter.served_version, AdapterVersion.version == _NEWEST))
+)
+_SHOWN_ALIASES = (
+    select(AdapterAlias)
+    .where(AdapterAlias.adapter_id.in_(bindparam("ids", expanding=True)))
+    .order_by(AdapterAlias.name)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +118,12 @@ async def newest_adapters(
 
 async def shown(session: AsyncSession, adapters: Sequence[Adapter]) -> list[Shown]:
     """The adapters with their served and newest versions and their aliases: two queries, however many they are."""
-    ids = [adapter.id for adapter in adapters]
-    other = aliased(AdapterVersion)
-    newest = select(func.max(other.version)).where(other.adapter_id == AdapterVersion.adapter_id).scalar_subquery()
-    wanted = (
-        select(AdapterVersion)
-        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
-        .where(Adapter.id.in_(ids))
-        .where(or_(AdapterVersion.version == Adapter.served_version, AdapterVersion.version == newest))
-    )
-    versions: dict[str, list[AdapterVersion]] = {key: [] for key in ids}
-    for version in await session.scalars(wanted):
+    ids = {"ids": [adapter.id for adapter in adapters]}
+    versions: dict[str, list[AdapterVersion]] = defaultdict(list)
+    for version in await session.scalars(_SHOWN_VERSIONS, ids):
         versions[version.adapter_id].append(version)
-    aliases: dict[str, list[AdapterAlias]] = {key: [] for key in ids}
-    named = select(AdapterAlias).where(AdapterAlias.adapter_id.in_(ids)).order_by(AdapterAlias.name)
-    for alias in await session.scalars(named):
+    aliases: dict[str, list[AdapterAlias]] = defaultdict(list)
+    for alias in await session.scalars(_SHOWN_ALIASES, ids):
         aliases[alias.adapter_id].append(alias)
     return [
         Shown(

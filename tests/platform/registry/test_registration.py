@@ -1,17 +1,24 @@
 """The adapters of the command line become versions under names, or all of them are refused together."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polygraft.audit import Actor
 from polygraft.card import ModelCard
 from polygraft.db import Database, Tenant
 from polygraft.errors import ConfigError
 from polygraft.registry import repository
+from polygraft.registry.adapters import Adapters
+from polygraft.registry.intake import Intake
 from polygraft.registry.options import AdapterOption
 from polygraft.registry.registration import register_options, retire_options, warnings_of
+from polygraft.tenancy.request import Owner
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleShapes, Problem
+
+from .fakes import Audited
 
 
 class Blobs:
@@ -91,6 +98,46 @@ async def test_an_adapter_lives_as_long_as_its_option(database: Database, regist
     assert await served(database, register.tenant_id) == {}
     await register(a="x")
     assert await served(database, register.tenant_id) == {"a": (1, "sha256:x")}
+
+
+async def test_what_came_in_another_way_is_served_once_the_option_is_gone(
+    database: Database, register: Any, intake: Intake, actor: Actor
+) -> None:
+    owner = Owner(register.tenant_id, "default")
+    ticket = await intake.begin(owner, actor, "a", "base", "upload", None)
+    await intake.ready(ticket, actor, inspect(Path("uploaded"), ModuleShapes(1, {}, "base"), 16))
+    await register(a="x")
+    assert await served(database, register.tenant_id) == {"a": (2, "sha256:x")}
+    await retire_options(database, register.tenant_id)
+    assert await served(database, register.tenant_id) == {"a": (1, "sha256:uploaded")}
+
+
+async def test_an_option_brings_back_what_was_deleted(
+    database: Database, register: Any, adapters: Adapters, actor: Actor
+) -> None:
+    await register(a="x")
+    await adapters.delete(Owner(register.tenant_id, "default"), actor, "a")
+    assert await served(database, register.tenant_id) == {}
+    await register(a="x")
+    assert await served(database, register.tenant_id) == {"a": (1, "sha256:x")}
+
+
+async def test_only_changes_are_audited(database: Database, register: Any, audited: Audited) -> None:
+    for _ in range(2):
+        await register(a="x")
+    for _ in range(2):
+        await retire_options(database, register.tenant_id)
+    assert await audited() == [
+        ("adapter.option", {"name": "a", "version": 1, "digest": "sha256:x"}),
+        ("adapter.retire", {"name": "a", "serves": None}),
+    ]
+
+
+async def test_gateways_that_start_at_once_agree(database: Database, register: Any) -> None:
+    await asyncio.gather(*(register(a="x", b="y", c="z") for _ in range(4)))
+    assert await served(database, register.tenant_id) == {
+        "a": (1, "sha256:x"), "b": (1, "sha256:y"), "c": (1, "sha256:z"),
+    }  # fmt: skip
 
 
 async def test_every_bad_adapter_is_named_with_all_of_its_problems_and_none_is_registered(
