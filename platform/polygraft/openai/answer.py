@@ -54,11 +54,13 @@ class Answer(Response, ABC):
             observer.end_to_end(model, time.perf_counter() - self.call.started)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> int:
+        admission = admission_of(scope)
+        admission.require()
         events = await self.inference.queue.open(self.call.job)
         answering = asyncio.create_task(self.answer(events, scope, receive, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
-            admission_of(scope).when_ended(lambda error: self.inference.queue.end(events, _job_error(error)))
+            admission.when_ended(lambda error: self.inference.queue.end(events, _job_error(error)))
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else CLIENT_LEFT
         finally:

@@ -23,6 +23,11 @@ class Admission:
         self._refusal: ApiError | None = None
         self._ender: Ender | None = None
 
+    def require(self) -> None:
+        """Raise the reason, an ApiError, if the caller may not go on any more."""
+        if self._refusal is not None:
+            raise self._refusal
+
     def when_ended(self, ender: Ender) -> None:
         """Have `ender` called with the reason once the caller may not go on: at once if that is so already."""
         self._ender = ender

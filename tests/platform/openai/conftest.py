@@ -23,7 +23,7 @@ from polygraft.openai.inference import Inference, Observer
 from polygraft.openai.routes import build_router
 from polygraft.openai.tokenizer import ModelTokenizer
 from polygraft.queue.gateway import GatewayQueue
-from polygraft.tenancy.admissions import Admission
+from polygraft.tenancy.admissions import Admissions
 from polygraft.tenancy.principal import TENANT_SCOPES, Principal
 from polygraft_adapters.types import ModuleShapes
 
@@ -137,13 +137,15 @@ def worker(valkey: str, cards: Mapping[str, ModelCard], tokenizer: Tokenizer) ->
 class _Authenticated:
     """Stands for the gateway's authentication."""
 
-    def __init__(self, app: ASGIApp, principal: Principal) -> None:
+    def __init__(self, app: ASGIApp, principal: Principal, admissions: Admissions) -> None:
         self._app = app
         self._principal = principal
+        self._admissions = admissions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {}).update(principal=self._principal, admission=Admission(self._principal))
-        await self._app(scope, receive, send)
+        with self._admissions.during(self._principal) as admission:
+            scope.setdefault("state", {}).update(principal=self._principal, admission=admission)
+            await self._app(scope, receive, send)
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +172,8 @@ async def running_app(
     app = FastAPI()
     install_error_handlers(app)
     app.include_router(build_router(inference))
-    app.add_middleware(_Authenticated, principal=principal)
+    app.state.admissions = Admissions()
+    app.add_middleware(_Authenticated, principal=principal, admissions=app.state.admissions)
     yield app
     await queue.close()
 
