@@ -9,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -21,7 +22,8 @@ from polygraft_adapters.types import AdapterError, AdapterInfo, Problem
 
 log = structlog.get_logger(__name__)
 
-_NICE = 10
+_NICE = 4
+"""Somebody waits for it, though not as urgently as for tokens."""
 _MAX_VERDICT = 4 << 20
 _CLOCK = 3
 """Seconds by the clock for each of the processor's."""
@@ -40,6 +42,14 @@ class CheckLimits:
     """Of a processor, for the smallest one."""
     bytes_per_second: int = 20 << 20
     """How fast a large one must be checked at least."""
+
+
+class Check(Protocol):
+    """What `validate` does."""
+
+    async def __call__(
+        self, folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None
+    ) -> AdapterInfo: ...
 
 
 async def validate(folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None) -> AdapterInfo:

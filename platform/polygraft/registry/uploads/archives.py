@@ -6,6 +6,7 @@ one that no honest archiver writes condemns the whole archive.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import stat
@@ -28,7 +29,7 @@ _CHUNK = 1 << 20
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PACK_HINT = "pack the folder that PEFT saved: zip -r adapter.zip my-adapter, or tar czf adapter.tar.gz my-adapter"
 _DAMAGED = (
-    zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, gzip.BadGzipFile,
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error,
     EOFError, ValueError, IndexError, KeyError, NotImplementedError, OverflowError, RuntimeError,
 )  # fmt: skip
 """What the standard library raises for bytes that are no archive."""
@@ -50,7 +51,9 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
                 _unpack_tar(file, folder, budget)
             else:
                 raise refused("is neither a .zip nor a .tar.gz", _PACK_HINT)
-        except _DAMAGED as error:
+        except (*_DAMAGED, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # the disk's
             raise refused(f"is damaged: {shown(str(error))}", "pack it again and upload it whole") from error
 
 

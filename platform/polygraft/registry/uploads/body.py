@@ -27,6 +27,7 @@ class Body:
         self._parts = request.stream()
         self._received = 0
         self._ended = False
+        self._torn = False
         # The HTTP parser lets nothing but a number through.
         self._announced = int(request.headers.get("content-length", "0"))
 
@@ -52,11 +53,11 @@ class Body:
         rest = 0
         try:
             async with asyncio.timeout(_DRAINED_SECONDS):
-                while not self._ended and rest <= _DRAINED_BYTES:
+                while not self._ended and not self._torn and rest <= _DRAINED_BYTES:
                     rest += len(await self._next())
         except (ApiError, TimeoutError):
             return False
-        return self._ended
+        return self._ended and not self._torn
 
     async def _next(self) -> bytes:
         """Empty at the end."""
@@ -68,8 +69,10 @@ class Body:
                     self._ended = found is None
                     part = b"" if found is None else found
         except ClientDisconnect:
+            self._torn = True
             raise bad_request("The body ended early.") from None
         except TimeoutError:
+            self._torn = True
             raise ApiError(408, f"Nothing more of the body came for {BODY_SILENCE:g} seconds.") from None
         return part
 

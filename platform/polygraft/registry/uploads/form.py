@@ -9,16 +9,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartCallbacks, MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from polygraft.errors import ApiError, bad_request, shortened
 from polygraft.registry.uploads.body import Body, too_large
 from polygraft.registry.uploads.contents import MLX_WEIGHTS_NAME
 from polygraft_adapters.config import CONFIG_NAME, MAX_CONFIG_BYTES
 from polygraft_adapters.folder import WEIGHTS_NAME
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 BATCH = 256 * 1024
 """Bytes that are parsed and written at once, off the event loop."""

@@ -19,7 +19,7 @@ from polygraft.registry.intake import LEASE_SECONDS, Accepted, Intake, Ticket
 from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import repository
 from polygraft.registry.uploads.staging import Staged, Staging
-from polygraft.registry.validation import CheckLimits, validate
+from polygraft.registry.validation import Check, CheckLimits, validate
 from polygraft_adapters.types import AdapterError, Problem
 
 log = structlog.get_logger(__name__)
@@ -69,6 +69,7 @@ class Validator:
         staging: Staging,
         limits: CheckLimits,
         *,
+        check: Check = validate,
         parallel: int = 2,
     ) -> None:
         """`parallel` is how many checks run at once."""
@@ -78,6 +79,7 @@ class Validator:
         self._blobs = blobs
         self._staging = staging
         self._limits = limits
+        self._check = check
         self._checks = asyncio.Semaphore(parallel)
         self._running: dict[str, asyncio.Task[Outcome]] = {}
 
@@ -159,7 +161,7 @@ class Validator:
             card = await self._live.card(ticket.base_model)
             archive = staged.archive if await asyncio.to_thread(staged.archive.exists) else None
             async with self._checks:
-                info = await validate(staged.adapter, card, self._limits, archive=archive)
+                info = await self._check(staged.adapter, card, self._limits, archive=archive)
         except AdapterError as error:
             rejected = Rejected(error.problems)
             await self._intake.failed(ticket, actor, rejected.reason, rejected.problems)
