@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polygraft_adapters import ModuleShapes
 
-HIDDEN, INTERMEDIATE, KV = 64, 96, 32
+HIDDEN, INTERMEDIATE, KV, VOCABULARY = 64, 96, 32, 32
 
 Tensors = dict[str, Tensor]
 Write = Callable[..., Path]
@@ -35,6 +35,8 @@ def shapes() -> ModuleShapes:
             "down_proj": (HIDDEN, INTERMEDIATE),
         },
         base_model="org/tiny",
+        vocabulary=VOCABULARY,
+        hidden=HIDDEN,
     )
 
 

@@ -108,7 +108,7 @@ def test_a_number_too_long_to_parse_is_refused() -> None:
 
 
 def test_every_problem_is_told() -> None:
-    assert fields(r="8", lora_alpha="x", use_dora=True, bias="all") == ["r", "lora_alpha", "use_dora", "bias"]
+    assert fields(r="8", lora_alpha="x", use_qalora=True, bias="some") == ["r", "lora_alpha", "bias", "use_qalora"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"5", b"null", b'"x"', b"\xff", b"[" * 100_000])
@@ -121,16 +121,9 @@ def test_a_file_that_is_no_json_object_is_refused(raw: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("use_dora", True, "DoRA"),
-        ("lora_bias", True, "lora_B"),
-        ("bias", "all", "bias"),
-        ("bias", "lora_only", "bias"),
-        ("bias", ["none"], "bias"),
-        ("modules_to_save", ["embed_tokens", "lm_head"], '"embed_tokens", "lm_head"'),
-        ("modules_to_save", ["lm_head"], "resize_vocab, add_tokens or save_embedding_layers"),
-        ("modules_to_save", "lm_head", "lm_head"),
+        ("modules_to_save", ["embed_tokens", "score", "norm"], '"score", "norm"'),
+        ("modules_to_save", [""], '""'),
         ("fan_in_fan_out", True, "Conv1D"),
-        ("trainable_token_indices", [1, 2], "tokens"),
         ("target_parameters", ["mlp.experts.gate_up_proj"], "parameters"),
         ("peft_type", "ADALORA", "ADALORA"),
         ("peft_type", "PROMPT_TUNING", "PROMPT_TUNING"),
@@ -147,7 +140,7 @@ def test_a_file_that_is_no_json_object_is_refused(raw: bytes) -> None:
         ("init_lora_weights", "olora", "path_initial_model_for_weight_conversion"),
         ("init_lora_weights", "corda", "path_initial_model_for_weight_conversion"),
         ("init_lora_weights", "lora_ga", "path_initial_model_for_weight_conversion"),
-        ("init_lora_weights", "loftq", "LoftQ"),
+        ("init_lora_weights", "loftq", "path_initial_model_for_weight_conversion"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(field: str, value: Any, words: str) -> None:
@@ -155,6 +148,45 @@ def test_what_is_not_served_is_refused_by_name(field: str, value: Any, words: st
     assert [problem.where for problem in problems] == [field]
     assert words in str(problems[0])
     assert problems[0].hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("bias", ["none"], "none of none, all, lora_only"),
+        ("bias", "some", "none of none, all, lora_only"),
+        ("lora_bias", 1, "not true or false"),
+        ("modules_to_save", "lm_head", "not a list of module names"),
+        ("modules_to_save", [1], "not a list of module names"),
+        ("trainable_token_indices", 5, "neither a list of token ids"),
+        ("trainable_token_indices", [1, True], "neither a list of token ids"),
+        ("trainable_token_indices", [-1], "neither a list of token ids"),
+        ("trainable_token_indices", [2**40], "neither a list of token ids"),
+        ("trainable_token_indices", [7, 8, 7], "names a token of embed_tokens twice"),
+        ("trainable_token_indices", {"wte": [1]}, "names wte"),
+        ("trainable_token_indices", {"": [1]}, "only rows of embed_tokens and lm_head"),
+        ("trainable_token_indices", {"lm_head": [1], "head": [2]}, "names lm_head twice"),
+    ],
+)
+def test_impossible_values_of_the_other_fields_are_refused(field: str, value: Any, words: str) -> None:
+    settings, problems = parse(**{field: value})
+    assert settings is None
+    assert [problem.where for problem in problems] == [field]
+    assert words in str(problems[0])
+
+
+def test_biases_on_lora_b_with_dora_are_refused() -> None:
+    assert fields(use_dora=True, lora_bias=True) == ["lora_bias"]
+
+
+def test_tables_are_named_by_the_ends_of_their_names() -> None:
+    assert settings_of(modules_to_save=["lm_head"]).saved == ("lm_head",)
+    assert settings_of(modules_to_save=["lm_head", "model.embed_tokens"]).saved == ("embed_tokens", "lm_head")
+    assert settings_of(modules_to_save=[]).saved == settings_of(modules_to_save=None).saved == ()
+    assert settings_of(trainable_token_indices=[4, 1]).tokens == {"embed_tokens": (4, 1)}
+    tokens = {"model.embed_tokens": [3], "lm_head": [2, 1]}
+    assert settings_of(trainable_token_indices=tokens).tokens == {"embed_tokens": (3,), "lm_head": (2, 1)}
+    assert settings_of(trainable_token_indices=[]).tokens == {}
 
 
 def test_off_and_harmless_fields_are_accepted() -> None:

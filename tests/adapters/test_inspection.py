@@ -146,7 +146,7 @@ def test_shards_that_were_never_gathered_are_recognised(
 def test_ranks_must_agree_with_each_other_and_the_config(write: Write, tensors: Tensors, shapes: ModuleShapes) -> None:
     (problem, other) = problems_of(write(tensors, r=4), shapes)
     assert problem == Problem(
-        "model.layers.0.self_attn.q_proj", "has rank 8 in the file and 4 in the config", problem.hint
+        "model.layers.0.self_attn.q_proj", "has rank 8 in the file and 4 in the config", problem.hint, "tensor"
     )
     assert other.where == "model.layers.1.mlp.down_proj"
     (problem,) = problems_of(write(tensors, rank_pattern={"down_proj": 4}), shapes)
@@ -175,55 +175,36 @@ def test_an_empty_file_is_refused(write: Write, shapes: ModuleShapes) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (f"{Q0}.lora_magnitude_vector.weight", "DoRA"),
-        (f"{Q0}.lora_magnitude_vector", "DoRA"),
-        (f"{Q0}.lora_magnitude_vector.default.weight", "DoRA"),
-        (f"{Q0}.lora_B.bias", "a bias of lora_B"),
-        (f"{Q0}.lora_B.default.bias", "a bias of lora_B"),
-        (f"{Q0}.bias", "a bias of the base model"),
-        (f"{Q0}.base_layer.bias", "a bias of the base model"),
-        ("base_model.model.lm_head.weight", "resize_vocab"),
-        ("base_model.model.model.embed_tokens.weight", "save_embedding_layers"),
-        ("base_model.model.lm_head.modules_to_save.weight", "add_tokens"),
-        ("base_model.model.score.modules_to_save.weight", "whole copy"),
-        ("base_model.model.lm_head.lora_A.weight", "LoRA on lm_head or embed_tokens"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on lm_head or embed_tokens"),
-        ("base_model.model.model.embed_tokens.lora_embedding_B.default", "LoRA on lm_head or embed_tokens"),
-        ("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", "trainable_token_indices"),
+        (f"{Q0}.weight", "modules_to_save"),
+        (f"{Q0}.base_layer.weight", "modules_to_save"),
+        (f"{Q0}.modules_to_save.weight", "modules_to_save"),
+        (f"{Q0}.lora_embedding_A", "modules_to_save"),
+        ("base_model.model.score.modules_to_save.weight", "modules_to_save"),
+        ("base_model.model.model.norm.original_module.weight", "modules_to_save"),
     ],
 )
-def test_tensors_of_other_features_are_refused_by_name_whatever_the_config_says(
+def test_whole_copies_of_other_modules_are_refused_by_name(
     write: Write, tensors: Tensors, shapes: ModuleShapes, name: str, words: str
 ) -> None:
     (problem,) = problems_of(write({**tensors, name: torch.ones(64)}), shapes)
-    assert problem.where == name
+    assert (problem.where, problem.kind) == (name, "tensor")
     assert words in str(problem)
     assert problem.hint
 
 
-def test_dora_in_the_config_without_its_tensors_is_a_disagreement(
-    write: Write, tensors: Tensors, shapes: ModuleShapes
-) -> None:
-    found = problems_of(write(tensors, use_dora=True), shapes)
-    assert [problem.where for problem in found] == ["use_dora", "use_dora"]
-    assert "disagree" in found[1].problem
-    tensors[f"{Q0}.lora_magnitude_vector"] = torch.ones(64)
-    found = problems_of(write(tensors, use_dora=True), shapes)
-    assert [problem.where for problem in found] == ["use_dora", f"{Q0}.lora_magnitude_vector"]
-
-
-def test_config_and_tensors_are_judged_together(write: Write, tensors: Tensors, shapes: ModuleShapes) -> None:
-    folder = write({**tensors, "base_model.model.lm_head.weight": torch.ones(4, 64)}, modules_to_save=["lm_head"])
-    assert [problem.where for problem in problems_of(folder, shapes)] == [
-        "modules_to_save",
-        "base_model.model.lm_head.weight",
-    ]
-    assert inspect_adapter(write(tensors, modules_to_save=[]), shapes, 16).rank == 8
+def test_a_problem_tells_a_tensor_from_a_field(write: Write, tensors: Tensors, shapes: ModuleShapes) -> None:
+    found = problems_of(write({**tensors, "stranger": torch.ones(1)}, init_lora_weights="olora", r=4), shapes)
+    assert {problem.where: problem.kind for problem in found} == {
+        "init_lora_weights": "field",
+        "stranger": "tensor",
+        "model.layers.0.self_attn.q_proj": "tensor",
+        "model.layers.1.mlp.down_proj": "tensor",
+    }
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("fan_in_fan_out", True), ("bias", "all"), ("init_lora_weights", "olora"), ("modules_to_save", ["lm_head"])],
+    [("fan_in_fan_out", True), ("init_lora_weights", "olora"), ("modules_to_save", ["lm_head"])],
 )
 def test_the_config_alone_is_reason_enough(
     write: Write, tensors: Tensors, shapes: ModuleShapes, field: str, value: Any

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -166,43 +165,3 @@ def test_a_truncated_file_is_refused(write: Write, tensors: Tensors, shapes: Mod
     os.truncate(folder / "adapter_model.safetensors", 1000)
     with pytest.raises(AdapterError, match="truncated"):
         load_adapter(folder, shapes, 16, torch.float32)
-
-
-def test_what_peft_saves_with_whole_modules_is_refused(
-    llama: LlamaForCausalLM, shapes: ModuleShapes, tmp_path: Path
-) -> None:
-    model = get_peft_model(llama, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    model.save_pretrained(tmp_path)
-    with pytest.raises(AdapterError, match="resize_vocab") as caught:
-        load_adapter(tmp_path, shapes, 16, torch.float32)
-    assert [problem.where for problem in caught.value.problems] == [
-        "modules_to_save",
-        "base_model.model.lm_head.weight",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"use_dora": True}, "DoRA"),
-        ({"lora_bias": True}, "lora_B"),
-        ({"trainable_token_indices": [1, 2]}, "tokens"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:.*have invalid shape")
-def test_what_peft_saves_for_other_features_is_refused_from_both_files(
-    llama: LlamaForCausalLM, shapes: ModuleShapes, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    get_peft_model(llama, LoraConfig(target_modules=["down_proj"], **options)).save_pretrained(tmp_path)
-    with pytest.raises(AdapterError, match=words) as caught:
-        load_adapter(tmp_path, shapes, 16, torch.float32)
-    refused = {problem.where for problem in caught.value.problems}
-    assert next(iter(options)) in refused
-    saved = load_file(tmp_path / "adapter_model.safetensors")
-    assert refused - {next(iter(options))} == {name for name in saved if not name.endswith(("_A.weight", "_B.weight"))}
-    # Without the flag the tensors alone are reason enough.
-    config = tmp_path / "adapter_config.json"
-    config.write_text('{"r": 8}')
-    save_file(saved, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(AdapterError, match=words):
-        load_adapter(tmp_path, shapes, 16, torch.float32)

@@ -76,6 +76,7 @@ def test_numbers_that_are_not_finite_fail_their_own_sequence_only(
     engine.check()
     backend.spoiled = None
     assert outputs["b"].finish_reason == "error"
+    assert outputs["b"].not_finite
     assert "not finite" in str(outputs["b"].error)
     assert outputs["b"].token_ids == ()
     expected = run(bench.engine(), generations)
