@@ -78,11 +78,12 @@ class Intake:
         """Take the next number of the name, which check_name has let pass. What the name serves stays as it is."""
         version_id = new_id("adv")
         async with self._database.transaction() as session:
-            adapter_id, number = await records.take_number(session, owner.tenant_id, name)
+            adapter = await records.lock_or_make(session, owner.tenant_id, name)
+            number = records.take_number(adapter)
             session.add(
                 AdapterVersion(
                     id=version_id,
-                    adapter_id=adapter_id,
+                    adapter_id=adapter.id,
                     version=number,
                     source=source,
                     origin=None if origin is None else storable(origin),
@@ -92,9 +93,9 @@ class Intake:
                 )
             )
             record(
-                session, actor, f"adapter.{source}", adapter_id, tenant_id=owner.tenant_id, name=name, version=number
+                session, actor, f"adapter.{source}", adapter.id, tenant_id=owner.tenant_id, name=name, version=number
             )
-        return Ticket(version_id, adapter_id, owner.tenant_id, name, number, base_model)
+        return Ticket(version_id, adapter.id, owner.tenant_id, name, number, base_model)
 
     async def renew(self, ticket: Ticket) -> None:
         """Keep the version for another LEASE_SECONDS."""

@@ -63,23 +63,24 @@ async def _lock(session: AsyncSession, *where: ColumnElement[bool]) -> Adapter |
     return None if adapter_id is None else await session.get(Adapter, adapter_id, populate_existing=True)
 
 
-async def take_number(session: AsyncSession, tenant_id: str, name: str) -> tuple[str, int]:
-    """The id of the tenant's adapter of that name, made if there is none, and the number of its next version, which
-    nobody else gets.
+async def lock_or_make(session: AsyncSession, tenant_id: str, name: str) -> Adapter:
+    """The tenant's adapter of that name, whatever its state and made if there is none, held until the transaction
+    ends. Whoever makes it too waits, and gets the same.
     """
-    take = (
-        update(Adapter)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name)
-        .values(next_version=Adapter.next_version + 1)
-        .returning(Adapter.id, Adapter.next_version - 1)
-    )
-    row = (await session.execute(take, execution_options={"synchronize_session": False})).first()
-    if row is None:
+    found = await lock(session, tenant_id, name, live=False)
+    if found is None:
         insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-        new = insert(Adapter).values(tenant_id=tenant_id, name=name).on_conflict_do_nothing()
-        await session.execute(new)
-        row = (await session.execute(take, execution_options={"synchronize_session": False})).one()
-    return row[0], row[1]
+        await session.execute(insert(Adapter).values(tenant_id=tenant_id, name=name).on_conflict_do_nothing())
+        found = await lock(session, tenant_id, name, live=False)
+        assert found is not None, "it was made, or somebody else did"
+    return found
+
+
+def take_number(adapter: Adapter) -> int:
+    """The number of the next version of a locked adapter, which no other version gets."""
+    number = adapter.next_version
+    adapter.next_version = number + 1
+    return number
 
 
 async def by_name(session: AsyncSession, tenant_id: str, name: str) -> Adapter | None:

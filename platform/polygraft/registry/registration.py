@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import SERVER
 from polygraft.card import ModelCard
-from polygraft.db import Adapter, AdapterVersion, Database
+from polygraft.db import AdapterVersion, Database
 from polygraft.errors import ConfigError
 from polygraft.registry import records
 from polygraft.registry.adapters import audit
@@ -102,12 +102,11 @@ async def retire_options(database: Database, tenant_id: str) -> None:
 async def _register(session: AsyncSession, tenant_id: str, base_model: str, item: Checked) -> None:
     """Serve the contents under the name: an old version if it has them already, else the next one."""
     name, info = item.option.name, item.info
-    adapter = await records.lock(session, tenant_id, name, live=False)
-    known = None if adapter is None else await records.version_with_digest(session, adapter.id, info.digest)
-    if adapter is None or known is None:
-        adapter_id, number = await records.take_number(session, tenant_id, name)
-        adapter = await session.get_one(Adapter, adapter_id)
-        known = AdapterVersion(adapter_id=adapter_id, version=number, source=OPTION, base_model=base_model)
+    adapter = await records.lock_or_make(session, tenant_id, name)
+    known = await records.version_with_digest(session, adapter.id, info.digest)
+    if known is None:
+        number = records.take_number(adapter)
+        known = AdapterVersion(adapter_id=adapter.id, version=number, source=OPTION, base_model=base_model)
         fill(known, info)
         session.add(known)
     elif (adapter.served_version, adapter.enabled, adapter.deleted_at) == (known.version, True, None):
