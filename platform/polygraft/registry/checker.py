@@ -56,7 +56,7 @@ def check(request: CheckRequest) -> Verdict:
             unpack(Path(request.archive), folder, request.max_bytes)
         return Verdict(info=inspect_adapter(folder, request.modules, request.max_rank))
     except AdapterError as error:
-        return Verdict(problems=_bounded(advise(folder, error.problems)))
+        return Verdict(problems=tuple(advise(folder, _bounded(error.problems))))
 
 
 def _bounded(problems: Sequence[Problem]) -> tuple[Problem, ...]:
