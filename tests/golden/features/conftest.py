@@ -1,4 +1,4 @@
-"""Everything PEFT's LoRA can write, for tiny models with and without biases and tied embeddings, and what PEFT computes."""
+"""Everything PEFT's LoRA can write, for tiny models with and without biases and tied tables, and what PEFT computes."""
 
 from __future__ import annotations
 
