@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from polygraft import health
+from polygraft.bodylimit import BodyLimitMiddleware
 from polygraft.errors import unavailable
 from polygraft.health import Health
 from polygraft.metrics import Metrics
@@ -57,6 +58,7 @@ def create_app(
         app.include_router(router, dependencies=[Depends(_KEY)])
     app.include_router(health.build_router(health_check))
     # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, refused=metrics.refusal)
     app.add_middleware(AuthMiddleware, policy=policy, admissions=admissions, refused=metrics.refusal)
     app.add_middleware(RequestLogMiddleware, count=metrics.response)
     return app

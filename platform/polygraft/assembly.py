@@ -32,6 +32,7 @@ from polygraft.queue.messages import AccessChange
 from polygraft.registry import routes as registry_routes
 from polygraft.registry import vllm
 from polygraft.registry.adapters import Adapters
+from polygraft.registry.collect import Collector
 from polygraft.registry.intake import Intake
 from polygraft.registry.lending import Aliases, Shares
 from polygraft.registry.live import LiveModels
@@ -74,16 +75,18 @@ class Gateway:
     enforcement: Enforcement
     options: Options
     validator: Validator
+    collector: Collector
 
     async def background(self) -> None:
-        """Know the workers and the keys, register the options' adapters once their model is known, and see to uploads.
-        Ends only by an error, the queue's included.
+        """Know the workers and the keys, register the options' adapters once their model is known, see to uploads and
+        collect what nobody needs. Ends only by an error, the queue's included.
         """
         await asyncio.gather(
             self.live.keep_fresh(),
             self.enforcement.keep_checking(),
             self.options.register(),
             self.validator.keep_going(),
+            self.collector.keep_collecting(),
             self.inference.queue.broken(),
         )
 
@@ -197,6 +200,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             enforcement=enforcement,
             options=Options(adapters, base_model, first.tenant_id, database, blobs, live, registry),
             validator=receiving.validator,
+            collector=Collector(database, blobs, queue),
         )
 
 

@@ -145,6 +145,33 @@ async def test_no_name_makes_a_route_fail(app: FastAPI, client: httpx.AsyncClien
         assert 400 <= got.status_code < 500 or got.status_code == 503, (method, path, got.text)
 
 
+async def test_no_body_but_an_upload_is_read_beyond_its_limit(
+    app: FastAPI, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polygraft.bodylimit.MAX_BODY", 1000)
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 500
+            yield b" " * 500
+
+    for method, path in sorted(every_route(app)):
+        if path in OPEN_PATHS or method in ("GET", "DELETE") or re.search("adapters(/uploads/x)?$", path):
+            continue
+        headers = {"content-type": "application/json"} | bearer(
+            ADMIN_KEY if "admin" in scopes_for(method, path) else TENANT_KEY
+        )
+        announced = await client.request(method, path, content=b" " * 1001, headers=headers)
+        assert (announced.status_code, announced.json()["error"]["code"]) == (413, "too_large"), (method, path)
+        sent = 0
+        chunked = await client.request(method, path, content=pieces(), headers=headers)
+        assert 400 <= chunked.status_code < 500, (method, path)
+        assert chunked.json()["error"]["code"] == "too_large" or sent <= 1000, (method, path)
+        assert sent < 3000
+
+
 async def test_the_document_names_keys_and_errors(app: FastAPI) -> None:
     document = app.openapi()
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"

@@ -9,12 +9,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
+from polygraft.bodylimit import MAX_BODY
 from polygraft.errors import ApiError, bad_request
 from polygraft.openai.errors import explain
 from polygraft.openai.unsupported import refuse_unsupported
 
-MAX_BODY = 16 * 2**20
-"""Bytes."""
 BODY_SILENCE = 30.0
 """Seconds that a body may pause."""
 

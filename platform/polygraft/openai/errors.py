@@ -64,7 +64,7 @@ def _http_error(request: Request, error: Exception) -> ApiError:
         call = f"{request.method} {shortened(path)}"
         answer = ApiError(405, f"The route does not answer {call}.", code="method_not_allowed")
     else:
-        answer = ApiError(error.status_code, str(error.detail))
+        answer = ApiError(error.status_code, str(error.detail), code="too_large" if error.status_code == 413 else None)
     if error.headers is not None:
         answer.headers.update(error.headers)
     return answer

@@ -91,7 +91,8 @@ async def test_revoked_keys_and_disabled_and_deleted_tenants_are_refused_at_once
     "fields",
     [{"name": ""}, {"name": "x" * 65}, {"name": "a\n"}, {"name": None}, {"scopes": []}, {"scopes": ["admin"]},
      {"scopes": "inference"}, {"expires_at": 1}, {"expires_at": "soon"}, {"expires_at": 10**400},
-     {"expires_at": "2030-01-01"}, {"models": "base"}, {"models": [1]}, {"models": ["\u0000"]}, {"models": ["a"] * 101}, {"key": "pg-mine"}],
+     {"expires_at": "2030-01-01"}, {"models": "base"}, {"models": [1]}, {"models": ["\u0000"]},
+     {"models": ["a"] * 101}, {"key": "pg-mine"}],
 )  # fmt: skip
 async def test_bodies_are_taken_strictly(operator: httpx.AsyncClient, fields: dict[str, Any]) -> None:
     refused = await operator.post(URL, json={"name": "ci"} | fields)
