@@ -1,5 +1,6 @@
 """Adapters, archives and forms, right and wrong, made without any library that would refuse to."""
 
+import asyncio
 import io
 import json
 import struct
@@ -68,3 +69,10 @@ def form_of(*parts: tuple[str, str | None, bytes], boundary: str = "frontier") -
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode() + content + b"\r\n"
         )
     return body + f"--{boundary}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Look again until it does, for twenty seconds."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110  # what is waited for happens elsewhere
+            await asyncio.sleep(0.01)
