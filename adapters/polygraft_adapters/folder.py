@@ -10,6 +10,8 @@ from polygraft_adapters.config import CONFIG_NAME, MAX_CONFIG_BYTES
 from polygraft_adapters.types import AdapterError, Problem
 
 WEIGHTS_NAME = "adapter_model.safetensors"
+MLX_WEIGHTS_NAME = "adapters.safetensors"
+"""What mlx-lm calls its weights."""
 
 _MODEL_CONFIG = "config.json"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -98,6 +100,9 @@ def _without_config(path: Path) -> Problem:
 def _without_weights(path: Path, pickles: list[str]) -> Problem:
     if pickles:
         return Problem(WEIGHTS_NAME, f"not there, only {', '.join(pickles)}", _PICKLE_HINT)
+    if (path / MLX_WEIGHTS_NAME).is_file():
+        hint = "upload it, with `polygraft adapter push` for instance: uploads are converted"
+        return Problem(WEIGHTS_NAME, f"not there, only {MLX_WEIGHTS_NAME}, which MLX writes", hint)
     others = sorted(file.name for file in path.glob("*.safetensors"))
     if others:
         return Problem(
