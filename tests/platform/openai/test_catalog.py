@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polygraft.blobs import BlobUnavailable
 from polygraft.card import ModelCard
 from polygraft.errors import ApiError
 from polygraft.openai.catalog import ModelCatalog
@@ -46,3 +47,13 @@ async def test_a_tokenizer_that_could_not_be_read_is_tried_again(
     with pytest.raises(Exception, match="No such file"):
         await catalog.get("base")
     assert (await catalog.get("base")).tokenizer.longest_token > 0
+
+
+async def test_a_tokenizer_that_the_blob_store_cannot_give_is_503(cards: Mapping[str, ModelCard]) -> None:
+    def blob(digest: str) -> Path:
+        raise BlobUnavailable("secret place does not answer")
+
+    with pytest.raises(ApiError) as raised:
+        await ModelCatalog(lambda: cards, blob).get("base")
+    assert (raised.value.status, raised.value.code) == (503, "dependency_unavailable")
+    assert "secret" not in raised.value.message
