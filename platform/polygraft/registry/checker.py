@@ -18,6 +18,7 @@ import msgspec
 from polygraft.registry.uploads.advice import advise
 from polygraft.registry.uploads.archives import unpack
 from polygraft_adapters.inspection import inspect_adapter
+from polygraft_adapters.mlx import convert, is_mlx
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleShapes, Problem
 
 OUT_OF_MEMORY = 12
@@ -31,6 +32,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     archive: str | None
     """What to unpack into the folder first."""
+    converted: str | None
+    """Where an adapter that MLX wrote goes as PEFT would have written it; None: it is refused."""
     modules: ModuleShapes
     max_rank: int
     max_bytes: int
@@ -46,17 +49,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(request: CheckRequest) -> Verdict:
-    """Unpack the archive, if there is one, and inspect the adapter."""
+    """Unpack the archive, if there is one, convert what has to be, and inspect the adapter."""
     folder = Path(request.folder)
     try:
         if request.archive is not None:
-            # Another check may have begun to unpack and been cut off.
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            unpack(Path(request.archive), folder, request.max_bytes)
-        return Verdict(info=inspect_adapter(folder, request.modules, request.max_rank))
+            unpack(Path(request.archive), _empty(folder), request.max_bytes)
+        if request.converted is None or not is_mlx(folder):
+            return Verdict(info=inspect_adapter(folder, request.modules, request.max_rank))
+        converted = _empty(Path(request.converted))
+        convert(folder, converted)
+        return Verdict(info=inspect_adapter(converted, request.modules, request.max_rank))
     except AdapterError as error:
         return Verdict(problems=tuple(advise(folder, _bounded(error.problems))))
+
+
+def _empty(folder: Path) -> Path:
+    """The folder, without what another check left there that was cut off."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def _bounded(problems: Sequence[Problem]) -> tuple[Problem, ...]:

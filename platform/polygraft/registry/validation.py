@@ -48,12 +48,21 @@ class Check(Protocol):
     """What `validate` does."""
 
     async def __call__(
-        self, folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None
+        self,
+        folder: Path,
+        card: ModelCard,
+        limits: CheckLimits,
+        *,
+        archive: Path | None = None,
+        converted: Path | None = None,
     ) -> AdapterInfo: ...
 
 
-async def validate(folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None) -> AdapterInfo:
-    """Check the PEFT folder against the model of `card`; `archive`, if given, is unpacked into the folder first.
+async def validate(
+    folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None, converted: Path | None = None
+) -> AdapterInfo:
+    """Check the PEFT folder against the model of `card`; `archive`, if given, is unpacked into the folder first. An
+    adapter that MLX wrote is converted into the folder `converted`, and that is what is checked; without it, refused.
 
     Raises AdapterError with everything that is wrong, the limits included, and ApiError 503 when there can be no check
     just now.
@@ -63,6 +72,7 @@ async def validate(folder: Path, card: ModelCard, limits: CheckLimits, *, archiv
     request = CheckRequest(
         folder=str(folder),
         archive=None if archive is None else str(archive),
+        converted=None if converted is None else str(converted),
         modules=card.modules,
         max_rank=card.max_lora_rank,
         max_bytes=limits.max_bytes,

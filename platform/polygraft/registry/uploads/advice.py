@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polygraft.registry.uploads.contents import MAX_README, MLX_WEIGHTS_NAME, README_NAME
+from polygraft.registry.uploads.contents import MAX_README, README_NAME
 from polygraft_adapters.config import CONFIG_NAME, MAX_CONFIG_BYTES
+from polygraft_adapters.folder import MLX_WEIGHTS_NAME
 from polygraft_adapters.types import Problem
 
 Tool = Literal["PEFT", "unsloth", "axolotl", "LLaMA-Factory", "MLX"]

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from polygraft_adapters.config import CONFIG_NAME
-from polygraft_adapters.folder import WEIGHTS_NAME
+from polygraft_adapters.folder import MLX_WEIGHTS_NAME, WEIGHTS_NAME
 from polygraft_adapters.types import AdapterError, Problem
 from polygraft_adapters.wording import shown
 
-MLX_WEIGHTS_NAME = "adapters.safetensors"
 README_NAME = "README.md"
 """Kept beside the adapter while it is checked: it tells which tool trained it."""
 MAX_README = 64 * 1024

@@ -16,9 +16,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from polygraft.errors import ApiError, bad_request, shortened
 from polygraft.registry.uploads.body import Body, too_large
-from polygraft.registry.uploads.contents import MLX_WEIGHTS_NAME
 from polygraft_adapters.config import CONFIG_NAME, MAX_CONFIG_BYTES
-from polygraft_adapters.folder import WEIGHTS_NAME
+from polygraft_adapters.folder import MLX_WEIGHTS_NAME, WEIGHTS_NAME
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -51,6 +51,11 @@ class Staged:
         """The folder of the adapter's own files; whoever writes the first makes it."""
         return self.path / "adapter"
 
+    @property
+    def converted(self) -> Path:
+        """Where an adapter in another form goes as PEFT would have written it."""
+        return self.path / "converted"
+
     async def name_after(self, object_id: str) -> None:
         """Make it the folder of a version or an upload."""
         await asyncio.to_thread(self._rename, object_id)

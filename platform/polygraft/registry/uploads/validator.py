@@ -161,12 +161,15 @@ class Validator:
             card = await self._live.card(ticket.base_model)
             archive = staged.archive if await asyncio.to_thread(staged.archive.exists) else None
             async with self._checks:
-                info = await self._check(staged.adapter, card, self._limits, archive=archive)
+                info = await self._check(
+                    staged.adapter, card, self._limits, archive=archive, converted=staged.converted
+                )
         except AdapterError as error:
             rejected = Rejected(error.problems)
             await self._intake.failed(ticket, actor, rejected.reason, rejected.problems)
             return rejected
-        await asyncio.to_thread(self._blobs.put_adapter, staged.adapter, info.digest)
+        checked = staged.converted if await asyncio.to_thread(staged.converted.exists) else staged.adapter
+        await asyncio.to_thread(self._blobs.put_adapter, checked, info.digest)
         return await self._intake.ready(ticket, actor, info)
 
     @asynccontextmanager

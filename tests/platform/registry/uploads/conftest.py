@@ -54,11 +54,14 @@ def sources() -> dict[str, Any]:
     return {}
 
 
-async def check_here(folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None) -> AdapterInfo:
+async def check_here(
+    folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None, converted: Path | None = None
+) -> AdapterInfo:
     """What the checker's process does, without the process, which takes longer to start than most tests."""
     request = CheckRequest(
         folder=str(folder),
         archive=None if archive is None else str(archive),
+        converted=None if converted is None else str(converted),
         modules=card.modules,
         max_rank=card.max_lora_rank,
         max_bytes=limits.max_bytes,

@@ -24,9 +24,8 @@ def config_of(**fields: Any) -> bytes:
     ).encode()
 
 
-def weights_of(value: float = 0.5, rank: int = 2, **tensors: Any) -> bytes:
-    """LoRA on q_proj of the only layer, every number being `value`; `tensors` are added, as name=shape."""
-    shapes = {TENSOR.format("A"): [rank, 4], TENSOR.format("B"): [4, rank]} | tensors
+def safetensors_of(shapes: dict[str, Any], value: float) -> bytes:
+    """A file of float32 tensors, every number being `value`."""
     header, position = {}, 0
     for name, (rows, columns) in shapes.items():
         end = position + 4 * rows * columns
@@ -34,6 +33,19 @@ def weights_of(value: float = 0.5, rank: int = 2, **tensors: Any) -> bytes:
         position = end
     raw = json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + struct.pack("<f", value) * (position // 4)
+
+
+def weights_of(value: float = 0.5, rank: int = 2, **tensors: Any) -> bytes:
+    """LoRA on q_proj of the only layer; `tensors` are added, as name=shape."""
+    return safetensors_of({TENSOR.format("A"): (rank, 4), TENSOR.format("B"): (4, rank)} | tensors, value)
+
+
+def mlx_files() -> dict[str, bytes]:
+    """The same adapter as mlx-lm writes it, with a scale of 20."""
+    config = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": {"rank": 2, "scale": 20.0, "dropout": 0.0}}
+    prefix = "model.layers.0.self_attn.q_proj"
+    weights = safetensors_of({f"{prefix}.lora_a": (4, 2), f"{prefix}.lora_b": (2, 4)}, 0.5)
+    return {CONFIG: json.dumps(config).encode(), "adapters.safetensors": weights}
 
 
 def files(**changed: bytes) -> dict[str, bytes]:

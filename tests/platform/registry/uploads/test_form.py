@@ -9,12 +9,13 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message
 
+from polygraft.blobs import BlobStore
 from polygraft.errors import ApiError
 from polygraft.registry.uploads import body as body_module
 from polygraft.registry.uploads.body import Turns
 
 from .conftest import LARGEST
-from .making import CONFIG, PATH, WEIGHTS, Send, config_of, files, form_of, tar_of, weights_of, zip_of
+from .making import CONFIG, PATH, WEIGHTS, Send, config_of, files, form_of, mlx_files, tar_of, weights_of, zip_of
 
 NAME = ("name", None, b"pirate")
 FILE = ("file", "a.zip", zip_of(files()))
@@ -48,6 +49,20 @@ async def test_parts_come_in_any_order(client: httpx.AsyncClient, staged: Callab
     parts = [(NAME, *PARTS)[index] for index in order]
     response = await sent(client, *parts)
     assert (response.status_code, response.json()["status"]) == (201, "ready")
+    assert staged() == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_what_mlx_trained_is_converted(
+    client: httpx.AsyncClient, blobs: BlobStore, staged: Callable[[], list[str]], packed: bool
+) -> None:
+    config, weights = mlx_files().values()
+    parts = (("config", CONFIG, config), ("weights", "adapters.safetensors", weights))
+    archive = ("file", "a.zip", zip_of(mlx_files()))
+    response = await sent(client, NAME, *((archive,) if packed else parts))
+    assert response.status_code == 201, response.text
+    assert (response.json()["rank"], response.json()["scale"]) == (2, 20.0)
+    assert (blobs.adapter_path(response.json()["digest"]) / WEIGHTS).exists()
     assert staged() == []
 
 

@@ -47,7 +47,13 @@ class Held:
         return self.running == number
 
     async def __call__(
-        self, folder: Path, card: ModelCard, limits: CheckLimits, *, archive: Path | None = None
+        self,
+        folder: Path,
+        card: ModelCard,
+        limits: CheckLimits,
+        *,
+        archive: Path | None = None,
+        converted: Path | None = None,
     ) -> AdapterInfo:
         self.running += 1
         self.most = max(self.most, self.running)
@@ -55,7 +61,7 @@ class Held:
             await self.go.wait()
             if self.failure is not None:
                 raise self.failure
-            return await check_here(folder, card, limits, archive=archive)
+            return await check_here(folder, card, limits, archive=archive, converted=converted)
         finally:
             self.running -= 1
 
