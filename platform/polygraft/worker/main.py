@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from polygraft.blobs import BlobUnavailable
 from polygraft.errors import ConfigError
 from polygraft.places import places
 from polygraft.queue.limits import QueueLimits
@@ -42,7 +43,7 @@ Python's 5 ms, steps beside a load took twice as long.
 
 def run(settings: Settings) -> None:
     """Serve jobs until SIGTERM or SIGINT, then drain. Leaves by SystemExit: 0 done; 78 for what no restart can help,
-    told on stderr; 1 when Redis stayed away.
+    told on stderr; 1 when Redis stayed away, or the blob store was when the worker started.
     """
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -52,7 +53,7 @@ def run(settings: Settings) -> None:
     except (ConfigError, EngineError, BackendUnavailable) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
         sys.exit(CONFIG_EXIT_CODE)
-    except QueueUnavailable as error:
+    except (QueueUnavailable, BlobUnavailable) as error:
         log.error("worker_failed", error=str(error))
         sys.exit(1)
     sys.exit(0)

@@ -44,3 +44,17 @@ async def test_tokenizers_and_adapters_travel_through_the_bucket(s3: str, valkey
         await gateway.close()
     copies = [path.name for path in (tmp_path / "worker" / "blob-cache" / "adapters").iterdir()]
     assert copies == [digest.removeprefix("sha256:")]
+
+
+@pytest.mark.slow
+def test_a_worker_whose_bucket_does_not_answer_says_so_and_leaves(
+    s3: str, valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "tiny", TINY_CONFIG)
+    save_tokenizer(model)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    process = start_worker(model, valkey, tmp_path / "worker", "--blob-store", s3)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "does not answer" in said
+    assert "Traceback" not in said
