@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import StartServer
-from tests.e2e.server import Server
+from tests.e2e.server import ADMIN_KEY, Server
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,31 @@ def test_openai_client(open_server: Server, root: Path) -> None:
     )
     answers = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert {"SmolLM2-135M-Instruct", "json", "pirate", "french"} <= set(answers)
+
+
+def test_commands_for_tenants_keys_and_adapters(server: Server, root: Path, tmp_path: Path) -> None:
+    (example,) = [block for block in blocks(root, "sh") if "polygraft tenant" in block]
+    # Other tests make tenants too, and nothing shall be left in the tree.
+    example = example.replace("acme", "reader").replace("voice-copy", str(tmp_path / "copy"))
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "POLYGRAFT_URL": server.url,
+        "POLYGRAFT_ADMIN_KEY": ADMIN_KEY,
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", example],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for said in ("reader", "voice@v1  sha256:", "voice@v2  sha256:", "canary", "adapter.rollback"):
+        assert said in done.stdout
+    pulled = (tmp_path / "copy" / "adapter_model.safetensors").read_bytes()
+    assert pulled == (root / "examples/adapters/french/adapter_model.safetensors").read_bytes()
 
 
 def test_make_targets_exist(root: Path) -> None:

@@ -132,6 +132,16 @@ def test_a_server_that_stays_away_is_given_up_and_gone_on_with_later(run: Run, u
     assert sum(request.method == "PATCH" for request in upl.server.asked[before:]) == 2
 
 
+def test_an_upload_that_is_stopped_can_go_on(run: Run, upl: FakeUpload, folder: Path) -> None:
+    def stop(request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    upl.server.on(f"PATCH {UPLOAD}", stop)
+    result = run("adapter", "push", folder, "--name", "voice")
+    assert result.exit_code not in (0, 2)
+    assert f"push {folder} --name voice --resume upl_1" in result.stderr
+
+
 def test_only_the_same_archive_goes_on(run: Run, upl: FakeUpload, folder: Path) -> None:
     upl.announced = {"name": "voice", "filename": "adapter.zip", "size_bytes": 77}
     result = run("adapter", "push", folder, "--name", "voice", "--resume", "upl_1")
