@@ -31,7 +31,7 @@ def test_every_route_but_the_probes_is_described(described: Server) -> None:
         ("post", "/v1/adapters"),
         ("post", "/v1/adapters/{name}/rollback"),
         ("put", "/v1/adapters/{name}/aliases/{alias}"),
-        ("patch", "/v1/adapters/uploads/{upload_id}"),
+        ("patch", "/v1/adapters/uploads/{upload}"),
         ("post", "/admin/v1/tenants"),
         ("get", "/admin/v1/tenants/{tenant}/adapters"),
         ("get", "/admin/v1/audit"),
