@@ -198,7 +198,7 @@ class NativeCache(KVCache):
 
 
 MAX_HEAD_DIM, MAX_BLOCK_SIZE = 512, 256
-"""attention.h: MaxHeadDim and MaxSpan."""
+"""attention_tile.h: MaxHeadDim and MaxSpan."""
 
 
 def _cache_lanes(block_size: int, head_dim: int, lanes: int) -> int:

@@ -16,7 +16,7 @@ from tests.kernels.triton.variants import Variant, variants
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from polygraft_kernels.triton import attention, kv, linear, lora, place, pointwise
+from polygraft_kernels.triton import attention_kernels, kv, linear, lora, place, pointwise
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -76,6 +76,6 @@ def test_every_kernel_compiles_without_spills(name: str, tmp_path: Path) -> None
 
 
 def test_no_kernel_is_forgotten() -> None:
-    rooms = (attention, kv, linear, lora, place, pointwise)
+    rooms = (attention_kernels, kv, linear, lora, place, pointwise)
     kernels = {name for room in rooms for name in vars(room) if name.endswith("_kernel")}
     assert {variant.kernel.__name__ for variant in variants()} == kernels

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from triton import JITFunction
 
-from polygraft_kernels.triton import attention, kv, linear, lora, place, pointwise
+from polygraft_kernels.triton import attention, attention_kernels, kv, linear, lora, place, pointwise
 from polygraft_kernels.triton.tiles import ROWS
 
 ITEMSIZE = {"bf16": 2, "fp32": 4}
@@ -172,7 +172,7 @@ def _attention(element: str) -> Iterator[Variant]:
         name = f"{element} head_dim={head_dim}{' wide' if wide else ''}{' window' if windowed else ''}"
         yield Variant(
             f"attend {name}",
-            attention.attend_kernel,
+            attention_kernels.attend_kernel,
             {
                 **_pointers(element, "out"),
                 **partial,
@@ -187,7 +187,7 @@ def _attention(element: str) -> Iterator[Variant]:
         )
         yield Variant(
             f"merge {name}",
-            attention.merge_kernel,
+            attention_kernels.merge_kernel,
             {**_pointers(element, "out"), **partial, **indices, **_ints("parts", "pairs", "window")},
             shape,
             tiles.options,

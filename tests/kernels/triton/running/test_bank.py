@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polygraft_kernels.api import BackendUnavailable, LoraGroups, LoraPair
+from polygraft_kernels.api import Affine, BackendUnavailable, LoraGroups, LoraPair
 from polygraft_kernels.checks import InvalidOperand
 from polygraft_kernels.registry import choose
 from polygraft_kernels.triton import TritonBackend
@@ -28,7 +28,12 @@ def test_memory_is_the_adapters_own(backend: TritonBackend) -> None:
     assert bank.ranks.tolist() == [[0, 0], [3, 0], [0, 0]]
     assert bank.elements == 3 * (8 + 16)
     bank.check()
+    bank.load(2, [None, None], [Affine(torch.ones(16)), Affine(torch.ones(24), torch.ones(24))])
+    assert bank.ranks[2].tolist() == [0, 0]
+    assert bank.elements == 3 * (8 + 16) + 16 + 2 * 24
+    bank.check()
     bank.clear(1)
+    bank.clear(2)
     assert bank.elements == 0
     bank.check()
 

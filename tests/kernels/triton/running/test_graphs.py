@@ -11,7 +11,7 @@ from tests.conformance import oracle
 from tests.conformance.oracle import random, slots_of, step_of
 from torch import Tensor
 
-from polygraft_kernels.api import LoraBank, LoraGroups, LoraPair
+from polygraft_kernels.api import Affine, LoraBank, LoraGroups, LoraPair
 from polygraft_kernels.triton import TritonBackend
 from polygraft_kernels.triton.fixed import FixedStep
 from polygraft_kernels.triton.kv import TritonCache
@@ -27,8 +27,9 @@ def backend() -> TritonBackend:
 
 def bank_of(backend: TritonBackend, ranks: Sequence[int]) -> LoraBank:
     bank = backend.lora_bank(INPUTS, SEGMENTS, len(ranks), torch.float32)
-    for slot, rank in enumerate(ranks):
-        bank.load(slot, [_pair(rank, width) for width in SEGMENTS])
+    for slot, rank in enumerate(ranks):  # every other one with an affine
+        affines = [Affine(torch.rand(width) + 0.5, torch.randn(width)) if slot % 2 else None for width in SEGMENTS]
+        bank.load(slot, [_pair(rank, width) for width in SEGMENTS], affines)
     return bank
 
 
@@ -93,6 +94,14 @@ def test_a_later_load_is_seen_by_the_same_tables(backend: TritonBackend) -> None
     y = torch.zeros(2, sum(SEGMENTS))
     backend.lora(y, x, bank, groups)
     expected = torch.cat([0.5 * (x @ pair.a.T @ pair.b.T) for pair in pairs], dim=1)
+    assert torch.allclose(y, expected, atol=1e-4)
+    assert [each.data_ptr() for each in (bank.pointers, bank.ranks, bank.scales)] == tables
+    assert backend.capture_key == key
+    gain = torch.rand(SEGMENTS[0])
+    bank.load(1, [None, pairs[1]], [Affine(gain), None])
+    y = torch.ones(2, sum(SEGMENTS))
+    backend.lora(y, x, bank, groups)
+    expected = torch.cat((gain.expand(2, -1), expected[:, SEGMENTS[0] :] + 1), dim=1)
     assert torch.allclose(y, expected, atol=1e-4)
     assert [each.data_ptr() for each in (bank.pointers, bank.ranks, bank.scales)] == tables
     assert backend.capture_key == key

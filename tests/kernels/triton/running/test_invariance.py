@@ -8,7 +8,7 @@ import torch
 from tests.conformance import oracle
 from tests.conformance.oracle import random, slots_of, step_of
 
-from polygraft_kernels.api import LoraGroups, LoraPair, StepTensors
+from polygraft_kernels.api import Affine, LoraGroups, LoraPair, StepTensors
 from polygraft_kernels.triton import InvariantBackend
 
 BLOCKS = 64
@@ -46,7 +46,8 @@ def test_linear(backend: InvariantBackend, dtype: torch.dtype) -> None:
 def test_lora(backend: InvariantBackend, dtype: torch.dtype) -> None:
     bank = backend.lora_bank(150, (48,), 2, dtype)
     for slot, rank in enumerate((5, 20)):
-        bank.load(slot, [LoraPair(random(rank, 150, dtype=dtype), random(48, rank, dtype=dtype), 0.3)])
+        pair = LoraPair(random(rank, 150, dtype=dtype), random(48, rank, dtype=dtype), 0.3)
+        bank.load(slot, [pair], [Affine(torch.rand(48), torch.randn(48))] if slot else None)
     x, y = random(30, 150, dtype=dtype), random(30, 48, dtype=dtype)
     together = y.clone()
     backend.lora(together, x, bank, LoraGroups((0, 1), (2, 5, 30)))
