@@ -49,7 +49,7 @@ def is_mlx(folder: Path) -> bool:
 def convert(folder: Path, target: Path) -> None:
     """Write the MLX adapter in `folder` into the folder `target` as PEFT would have written it.
 
-    One tensor is in memory at a time. Raises AdapterError with everything that keeps the adapter from being converted;
+    `target` may be `folder`. One tensor is in memory at a time. Raises AdapterError with everything that keeps the adapter from being converted;
     whether it fits a model is for `inspect_adapter` to say of the result.
     """
     try:
@@ -100,6 +100,8 @@ def _parameters(parameters: Mapping[str, Any], *, dora: bool, model: Any) -> tup
     if problems:
         return None, problems
     assert isinstance(rank, int)
+    assert scale is not None
+    assert alpha is not None
     return _Config(rank, float(scale) * float(alpha) / rank, dora, model if isinstance(model, str) else None), []
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
+from tests.engine.bench import Bench, generation, run
 from tests.engine.test_batch import chunk
 from torch import Tensor
 
+from polygraft_adapters.weights import AdapterWeights, TableDelta, TokenRows
+from polygraft_engine import runner
 from polygraft_engine.batch import Batch, build_batch
 from polygraft_engine.graphs import SIZES, CapturableBackend, Compute, DecodeGraphs
-from polygraft_kernels.api import StepTensors
+from polygraft_engine.models.decoder import Decoder
+from polygraft_kernels.api import KVCache, StepTensors
 from polygraft_kernels.triton.fixed import FixedStep
 
 CPU = torch.device("cpu")
@@ -120,3 +127,45 @@ def test_steps_that_cannot_be_captured_run_as_they_are(device: Device, caplog: p
     assert len(graphs) == 0
     assert device.captured == 1
     assert "cannot be captured" in caplog.text
+
+
+def test_rows_that_embed_otherwise_than_the_base_run_without_a_graph(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Graphs:
+        """Counts the decode steps that it is given, and computes them as they are."""
+
+        def __init__(self, decoder: Decoder, caches: Sequence[KVCache]) -> None:
+            self._decoder, self._caches = decoder, caches
+            self.steps = 0
+
+        def cover(self, batch: Batch) -> bool:
+            return batch.rows == len(batch.chunks)
+
+        def forward(self, batch: Batch) -> Tensor:
+            self.steps += 1
+            return self._decoder.forward(self._decoder.embed(batch.token_ids), batch.step, self._caches)
+
+    made: list[Graphs] = []
+
+    def graphs(decoder: Decoder, caches: Sequence[KVCache]) -> Graphs:
+        made.append(Graphs(decoder, caches))
+        return made[-1]
+
+    monkeypatch.setattr(runner, "_decode_graphs", graphs)
+    source = bench.source()
+    engine = bench.engine(source=source)
+    token = TokenRows((5,), torch.ones(1, bench.spec.hidden))
+    plain = bench.weights("a1")
+    source.put(plain)
+    info = replace(plain.info, digest="retrained")
+    source.put(AdapterWeights(info, plain.pairs, tables={"embed_tokens": TableDelta(tokens=token)}))
+
+    def steps(*adapters: str | None) -> int:
+        before = made[0].steps
+        run(engine, [generation(str(adapter), (5, 6, 7), adapter, max_tokens=4) for adapter in adapters])
+        return made[0].steps - before
+
+    assert steps(None, plain.info.digest) == 3
+    assert steps(None, "retrained") == 0
+    assert steps("retrained", plain.info.digest) == 0

@@ -40,6 +40,6 @@ def test_conformance(root: Path, room: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bank", "engine", "graphs", "invariance", "linear"])
+@pytest.mark.parametrize("name", ["bank", "engine", "graphs", "invariance", "linear", "tables"])
 def test_what_only_these_kernels_promise(root: Path, name: str) -> None:
     interpreted(root, f"tests/kernels/triton/running/test_{name}.py")
