@@ -39,7 +39,7 @@ def push(
     """Upload an adapter, show how far it is, and print what it became.
 
     A connection that breaks is taken up again by itself. An upload that was broken off altogether says on stderr with
-    which --resume it goes on: the server keeps what it has for a while, and nothing is kept on this machine.
+    which --resume it goes on: the server keeps what it has for a day, and nothing is kept on this machine.
     """
     sender = Sender(mine.remote, mine.root, open_archive(path))
     if resume is None:
@@ -54,7 +54,7 @@ def push(
         found = sender.complete(upload, name)
     except (RemoteError, KeyboardInterrupt) as broken:
         if isinstance(broken, KeyboardInterrupt) or broken.passing:
-            show.remark(f"go on with: polygraft adapter push {path} --name {name} --resume {upload}")
+            show.remark(f"the same command goes on from here with --resume {upload}")
         raise
     _finish(mine, found, wait, timeout, as_json)
 
