@@ -37,7 +37,7 @@ class Enforcement:
             await asyncio.sleep(FRESH_SECONDS)
             try:
                 await self.check_running()
-            except (SQLAlchemyError, TimeoutError) as error:
+            except (SQLAlchemyError, OSError) as error:
                 # Trouble with the database is nobody's revocation.
                 log.warning("running_keys_unchecked", error=repr(error))
 
