@@ -49,6 +49,8 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
                 _unpack_zip(file, folder, budget)
             elif magic.startswith(b"\x1f\x8b"):
                 _unpack_tar(file, folder, budget)
+            elif not magic:
+                raise refused("is empty", _PACK_HINT)
             else:
                 raise refused("is neither a .zip nor a .tar.gz", _PACK_HINT)
         except (*_DAMAGED, OSError) as error:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from polygraft.audit import Actor
-from polygraft.errors import ApiError, bad_request, shortened, unavailable
-from polygraft.registry.findings import problem_objects
+from polygraft.errors import bad_request, shortened, unavailable
+from polygraft.registry.findings import invalid_adapter
 from polygraft.registry.intake import Intake, Ticket
 from polygraft.registry.live import LiveModels
 from polygraft.registry.schemas import AdapterObject
@@ -125,12 +125,7 @@ class Uploads:
         if task.done():
             outcome = task.result()
             if isinstance(outcome, Rejected):
-                raise ApiError(
-                    422,
-                    f"The adapter `{ticket.name}` cannot be served: {outcome.reason}.",
-                    code="invalid_adapter",
-                    errors=problem_objects(outcome.problems),
-                )
+                raise invalid_adapter(outcome.problems)
             created = not outcome.existed
         return Answer(await self._intake.adapter_object(owner, ticket.name), created)
 

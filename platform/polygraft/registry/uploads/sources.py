@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from polygraft.errors import ApiError, bad_request, shortened
+from polygraft.registry.roots import adapter_roots, below_roots
 from polygraft.registry.uploads.contents import choose
 from polygraft.registry.uploads.remote import BucketSource, HubSource, too_much
 from polygraft_adapters.types import AdapterError, Problem
@@ -35,13 +36,13 @@ class Sources:
 
     def __init__(self, roots: Sequence[str], allowed: Sequence[str], max_bytes: int) -> None:
         """`roots` are folders for file://, `allowed` the beginnings of hf:// and s3:// URLs."""
-        self._roots = tuple(Path(root).expanduser() for root in roots)
+        self._roots = adapter_roots(roots)
         self._allowed = tuple(allowed)
         self._max_bytes = max_bytes
 
     async def admit(self, source: str) -> Source:
-        """The place that is meant. Raises ApiError 400 for what is none or is not allowed; about folders it says no
-        more than that.
+        """The place that is meant. Raises ApiError: 400 for what is none, 403 for what is not allowed; of folders it
+        says no more than that.
         """
         if source.startswith("file://"):
             return await asyncio.to_thread(self._folder, source)
@@ -59,21 +60,19 @@ class Sources:
     def _require(self, source: str) -> None:
         parts = source.replace("@", "/").split("/")
         if ".." in parts or not any(_below(source, allowed) for allowed in self._allowed):
-            raise bad_request(
+            raise ApiError(
+                403,
                 f"`source` {shortened(source)!r} is not among those that the server's --import-source allows.",
+                type="permission_error",
                 param="source",
+                code="source_not_allowed",
             )
 
     def _folder(self, source: str) -> FolderSource:
         url = urlsplit(source)
-        path = None
-        if url.netloc in ("", "localhost") and not url.query and not url.fragment:
-            path = below_roots(unquote(url.path), self._roots)
-        if path is None or not path.is_dir():
-            raise bad_request(
-                "`source` is not a folder below one that the server's --adapter-root allows.", param="source"
-            )
-        return FolderSource(path, self._roots, self._max_bytes)
+        if url.netloc not in ("", "localhost") or url.query or url.fragment or not url.path.startswith("/"):
+            raise _no_source()
+        return FolderSource(below_roots(unquote(url.path), self._roots, param="source"), self._roots, self._max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +93,17 @@ class FolderSource:
             left = self.max_bytes
             for name, found in choose(names[:_MOST_FILES]).items():
                 # Links are followed, so that a Hub cache can be served, but never out of the roots.
-                path = below_roots(str(self.path / found), self.roots)
-                if path is None or not stat.S_ISREG(path.stat().st_mode):
-                    raise AdapterError([Problem(name, "is no regular file below an --adapter-root")])
+                path = below_roots(str(self.path / found), self.roots, param="source")
+                if not stat.S_ISREG(path.stat().st_mode):
+                    raise AdapterError([Problem(name, "is no regular file")])
                 left -= path.stat().st_size
                 if left < 0:
                     raise too_much(self.max_bytes)
                 shutil.copyfile(path, folder / name)
+        except ApiError as error:
+            raise AdapterError([Problem("source", "has a link that leads out of the --adapter-root")]) from error
         except OSError as error:
             raise AdapterError([Problem("source", f"cannot be read: {error.strerror}")]) from error
-
-
-def below_roots(path: str, roots: Sequence[Path]) -> Path | None:
-    """`path` with its links resolved, if that exists and lies below one of the folders."""
-    try:
-        real = Path(path).resolve(strict=True)
-        if any(real.is_relative_to(root.resolve()) for root in roots):
-            return real
-    except (OSError, RuntimeError, ValueError):  # no such file, a loop of links, a NUL
-        return None
-    return None
 
 
 def _below(source: str, allowed: str) -> bool:

@@ -2,16 +2,19 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from starlette.types import ASGIApp, Message
 
 from polygraft.blobs import BlobStore
 from polygraft.errors import ApiError
 from polygraft.registry.uploads import body as body_module
+from polygraft.registry.uploads.assembly import Receiving
 from polygraft.registry.uploads.body import Turns
 
 from .conftest import LARGEST
@@ -232,6 +235,29 @@ async def test_a_refusal_reads_on_a_little_so_that_the_connection_can_be_used_ag
     assert answered.reads < 30
 
 
+@pytest.mark.slow
+async def test_a_large_file_costs_no_memory(
+    app: ASGIApp, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving.uploads, "_max_bytes", 1 << 30)
+    head, tail = form_of(NAME, ("file", "a.zip", b"|"))[0].split(b"|")
+    piece = bytes(1 << 16)
+    pieces = itertools.chain([head], itertools.repeat(piece, 4096), [tail])
+    before = psutil.Process().memory_info().rss
+    most = before
+
+    def watched() -> Iterator[bytes]:
+        nonlocal most
+        for part in pieces:
+            yield part
+            most = max(most, psutil.Process().memory_info().rss)
+
+    assert (
+        await exchange(app, watched(), headers={"Content-Type": "multipart/form-data; boundary=frontier"})
+    ).status == 422
+    assert most - before < 32 << 20
+
+
 def test_turns_are_bounded_for_a_tenant_and_for_all() -> None:
     turns = Turns(per_tenant=1, overall=2)
     with turns.take("a"):
@@ -262,7 +288,7 @@ class Answered:
 
 async def exchange(
     app: ASGIApp,
-    pieces: list[bytes],
+    pieces: Iterable[bytes],
     *,
     headers: dict[str, str] | None = None,
     length: int | None = None,
@@ -271,16 +297,18 @@ async def exchange(
 ) -> Answered:
     """One request, piece by piece, which no well-behaved client library would send."""
     answered = Answered()
-    waiting = list(pieces)
+    waiting = iter(pieces)
+    following = next(waiting, None)
     fields = {"Content-Type": "multipart/form-data; boundary=x"} if headers is None else dict(headers)
     if length is not None:
         fields["Content-Length"] = str(length)
 
     async def receive() -> Message:
+        nonlocal following
         answered.reads += 1
-        if waiting:
-            more = len(waiting) > 1 or hang_up or stall
-            return {"type": "http.request", "body": waiting.pop(0), "more_body": more}
+        if (piece := following) is not None:
+            following = next(waiting, None)
+            return {"type": "http.request", "body": piece, "more_body": following is not None or hang_up or stall}
         if stall:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"} if hang_up else {"type": "http.request", "body": b"", "more_body": False}
