@@ -55,6 +55,12 @@ class Affine:
     shift: Tensor | None = None
 
 
+class PackedLora(ABC):
+    """What one adapter adds to one bank, in the layout its backend reads fastest. Immutable."""
+
+    nbytes: int
+
+
 class LoraBank(ABC):
     """The adapter slots of one (possibly fused) projection: `segments` are the output widths it concatenates.
 
@@ -68,16 +74,25 @@ class LoraBank(ABC):
     num_slots: int
 
     @abstractmethod
-    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
-        """Fill `slot` with one pair and one affine per segment. Replaces all of it.
+    def pack(self, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> PackedLora:
+        """Copy one pair and one affine per segment. This is the part that takes time: it may run on any thread, beside
+        a running step, and any bank of the same shape may hold the result.
 
         None is no pair, or no affine, in that segment; `affines` None is none in any. A segment may have an affine
         and no pair. A segment with neither is one that the adapter leaves alone.
         """
 
     @abstractmethod
+    def place(self, slot: int, packed: PackedLora) -> None:
+        """Make `slot` hold exactly `packed`, which is shared where memory can be, not copied again."""
+
+    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
+        """Both at once."""
+        self.place(slot, self.pack(pairs, affines))
+
+    @abstractmethod
     def clear(self, slot: int) -> None:
-        """Empty `slot` and release its memory."""
+        """Empty `slot`."""
 
     @abstractmethod
     def check(self) -> None:

@@ -73,9 +73,13 @@ def check_sampling(logits: Tensor, how: SampleTensors) -> None:
         require(setting.device == logits.device, f"{field.name} is on {setting.device}, logits on {logits.device}")
 
 
-def check_pairs(bank: LoraBank, slot: int, pairs: Sequence[LoraPair | None]) -> None:
-    """One pair or None per segment of `bank`, each a [r, K] with b [N_seg, r] and r >= 1."""
+def check_slot(bank: LoraBank, slot: int) -> None:
+    """`slot` is one of `bank`'s."""
     require(0 <= slot < bank.num_slots, f"slot {slot} is not one of {bank.num_slots}")
+
+
+def check_pairs(bank: LoraBank, pairs: Sequence[LoraPair | None]) -> None:
+    """One pair or None per segment of `bank`, each a [r, K] with b [N_seg, r] and r >= 1."""
     require(len(pairs) == len(bank.segments), f"{len(pairs)} pairs given for {len(bank.segments)} segments")
     for pair, width in zip(pairs, bank.segments, strict=True):
         if pair is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -46,35 +48,52 @@ class Pages:
 class Arena:
     """Huge pages for what comes and goes, such as adapters: first fit, and neighbours are one again when both are free.
 
-    Memory goes back to the system when a whole chunk is free. Not for use by several threads at once.
+    Memory goes back to the system when a whole chunk is free. Any thread may use it.
     """
 
     def __init__(self) -> None:
         self._chunks: dict[int, _Chunk] = {}
+        self._returned: deque[tuple[int, int]] = deque()
+        """Addresses and sizes to be taken back: collecting garbage may return some in the midst of `zeros`."""
+        self._lock = Lock()
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor that starts on a cache line, with readable memory before it. It must be given back."""
         shape = tuple(shape)
         size = dtype.itemsize * torch.Size(shape).numel()
         needed = -(-size // LINE) * LINE
-        for chunk in list(self._chunks.values()):  # collecting a bank in between gives memory back
-            start = chunk.take(needed)
-            if start is not None:
-                break
-        else:
-            chunk = _Chunk(_huge_pages(max(CHUNK, -(-(needed + LINE) // HUGE_PAGE) * HUGE_PAGE)))
-            self._chunks[chunk.memory.data_ptr()] = chunk
-            start = chunk.take(needed)
-            assert start is not None, "a new chunk has room for what it was made for"
+        with self._lock:
+            self._take_back()
+            chunk, start = self._take(needed)
         return chunk.memory[start : start + size].zero_().view(dtype).view(shape)
 
     def give_back(self, tensor: Tensor) -> None:
         """Take back the memory of a tensor that `zeros` made; nobody may use it any more."""
-        base = max(first for first in self._chunks if first <= tensor.data_ptr())
-        chunk = self._chunks[base]
-        chunk.give(tensor.data_ptr() - base, -(-tensor.nbytes // LINE) * LINE)
-        if chunk.is_free:
-            del self._chunks[base]
+        self._returned.append((tensor.data_ptr(), -(-tensor.nbytes // LINE) * LINE))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+
+    def _take_back(self) -> None:
+        while self._returned:
+            address, size = self._returned.popleft()
+            base = max(first for first in self._chunks if first <= address)
+            self._chunks[base].give(address - base, size)
+            if self._chunks[base].is_free:
+                del self._chunks[base]
+
+    def _take(self, needed: int) -> tuple[_Chunk, int]:
+        for chunk in self._chunks.values():
+            start = chunk.take(needed)
+            if start is not None:
+                return chunk, start
+        chunk = _Chunk(_huge_pages(max(CHUNK, -(-(needed + LINE) // HUGE_PAGE) * HUGE_PAGE)))
+        start = chunk.take(needed)
+        assert start is not None, "a new chunk has room for what it was made for"
+        self._chunks[chunk.memory.data_ptr()] = chunk
+        return chunk, start
 
     def check(self) -> None:
         """Assert that what is free lies in order and apart, inside its chunk."""

@@ -10,8 +10,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import Affine, DecoderLayer, KVCache, LoraBank, LoraPair, PackedLinear
-from polygraft_kernels.checks import check_affines, check_pairs, require
+from polygraft_kernels.api import Affine, DecoderLayer, KVCache, LoraBank, LoraPair, PackedLinear, PackedLora
+from polygraft_kernels.checks import check_affines, check_pairs, check_slot, require
 from polygraft_kernels.native.layouts import (
     Bank,
     Cache,
@@ -74,10 +74,40 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-class NativeBank(LoraBank):
-    """Per slot, all A matrices stacked and packed as one, and one packed B per segment, at their exact ranks; gains and
-    shifts in float32.
+class NativeLora(PackedLora):
+    """All A matrices stacked and packed as one, and one packed B per segment, at their exact ranks; gains and shifts in
+    float32. Its memory goes back to the arena with the last slot or owner that holds it.
     """
+
+    def __init__(self, arena: Arena) -> None:
+        self.slot = LoraSlot()
+        self.segments: list[LoraSegment] = []
+        self.tensors: list[Tensor] = []
+        self._arena = arena
+        finalize(self, _give_back, arena, self.tensors)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Memory that the tensors take."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def add_panels(self, matrix: Tensor, lanes: int) -> int:
+        """Where `matrix` now lies in panels."""
+        return self._keep(pack_panels(matrix, lanes, self._arena.zeros))
+
+    def add_vector(self, vector: Tensor | None) -> int | None:
+        """Where `vector` now lies in float32."""
+        if vector is None:
+            return None
+        return self._keep(self._arena.zeros(vector.shape, torch.float32).copy_(vector.detach()))
+
+    def _keep(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return tensor.data_ptr()
+
+
+class NativeBank(LoraBank):
+    """Per slot, where what it holds lies."""
 
     def __init__(
         self,
@@ -94,43 +124,47 @@ class NativeBank(LoraBank):
         self.dtype = dtype
         self._lanes = lanes
         self._arena = arena
-        self._held: list[tuple[Tensor, ...]] = [()] * num_slots
-        finalize(self, _give_back, arena, self._held)
+        self._held: list[NativeLora | None] = [None] * num_slots
         self._slots = (LoraSlot * num_slots)()
         self._segments = (LoraSegment * (num_slots * len(self.segments)))()
         self._widths = (c_int64 * len(self.segments))(*self.segments)
         self._struct = Bank(self._slots, self._segments, self._widths, len(self.segments), in_features)
         self.address = address(self._struct)
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
-        check_pairs(self, slot, pairs)
+    def pack(self, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> NativeLora:
+        check_pairs(self, pairs)
         check_affines(self, affines)
-        self.clear(slot)
-        first = slot * len(self.segments)
+        packed = NativeLora(self._arena)
         present = [pair for pair in pairs if pair is not None]
         if present:
-            a = self._pack(slot, torch.cat([pair.a.detach().to(self.dtype) for pair in present]))
-            self._slots[slot] = LoraSlot(a, sum(pair.a.shape[0] for pair in present))
-        for segment, pair in enumerate(pairs):
+            a = packed.add_panels(torch.cat([pair.a.detach().to(self.dtype) for pair in present]), self._lanes)
+            packed.slot = LoraSlot(a, sum(pair.a.shape[0] for pair in present))
+        for pair, affine in zip(pairs, [None] * len(pairs) if affines is None else affines, strict=True):
+            segment = LoraSegment()
             if pair is not None:
-                b = self._pack(slot, pair.b.detach().to(self.dtype))
-                self._segments[first + segment] = LoraSegment(b, pair.a.shape[0], pair.scale)
-        for segment, affine in enumerate(() if affines is None else affines):
+                segment.b = packed.add_panels(pair.b.detach().to(self.dtype), self._lanes)
+                segment.rank, segment.scale = pair.a.shape[0], pair.scale
             if affine is not None:
-                self._segments[first + segment].gain = self._keep(slot, affine.gain)
-                self._segments[first + segment].shift = self._keep(slot, affine.shift)
+                segment.gain, segment.shift = packed.add_vector(affine.gain), packed.add_vector(affine.shift)
+            packed.segments.append(segment)
+        return packed
+
+    def place(self, slot: int, packed: PackedLora) -> None:
+        assert isinstance(packed, NativeLora)
+        check_slot(self, slot)
+        self._write(slot, packed.slot, packed.segments)
+        self._held[slot] = packed
 
     def clear(self, slot: int) -> None:
-        require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
-        self._slots[slot] = LoraSlot()
-        for segment in range(len(self.segments)):
-            self._segments[slot * len(self.segments) + segment] = LoraSegment()
-        held, self._held[slot] = self._held[slot], ()
-        _give_back(self._arena, [held])
+        check_slot(self, slot)
+        if self._held[slot] is not None:
+            self._write(slot, LoraSlot(), [LoraSegment()] * len(self.segments))
+            self._held[slot] = None
 
     def numbers(self, slot: int) -> int:
         """How many numbers the slot holds, padding included."""
-        return sum(tensor.numel() for tensor in self._held[slot])
+        held = self._held[slot]
+        return 0 if held is None else sum(tensor.numel() for tensor in held.tensors)
 
     def check(self) -> None:
         self._arena.check()
@@ -138,30 +172,21 @@ class NativeBank(LoraBank):
             first = slot * len(self.segments)
             segments = self._segments[first : first + len(self.segments)]
             assert self._slots[slot].rank == sum(segment.rank for segment in segments)
-            affines = [pointer for segment in segments for pointer in (segment.gain, segment.shift)]
-            pointers = [self._slots[slot].a, *(segment.b for segment in segments), *affines]
-            assert [pointer for pointer in pointers if pointer] == [tensor.data_ptr() for tensor in held]
+            parts = [pointer for segment in segments for pointer in (segment.b, segment.gain, segment.shift)]
+            pointers = [pointer for pointer in (self._slots[slot].a, *parts) if pointer]
+            assert pointers == ([] if held is None else [tensor.data_ptr() for tensor in held.tensors])
             assert all((segment.b is None) == (segment.rank == 0) for segment in segments)
 
-    def _pack(self, slot: int, matrix: Tensor) -> int:
-        """Where the slot now holds `matrix` in panels."""
-        packed = pack_panels(matrix, self._lanes, self._arena.zeros)
-        self._held[slot] = (*self._held[slot], packed)
-        return packed.data_ptr()
-
-    def _keep(self, slot: int, vector: Tensor | None) -> int | None:
-        """Where the slot now holds `vector` in float32."""
-        if vector is None:
-            return None
-        kept = self._arena.zeros(vector.shape, torch.float32).copy_(vector.detach())
-        self._held[slot] = (*self._held[slot], kept)
-        return kept.data_ptr()
+    def _write(self, slot: int, matrices: LoraSlot, segments: Sequence[LoraSegment]) -> None:
+        self._slots[slot] = matrices
+        first = slot * len(self.segments)
+        for index, segment in enumerate(segments):
+            self._segments[first + index] = segment
 
 
-def _give_back(arena: Arena, held: Sequence[Sequence[Tensor]]) -> None:
-    for tensors in held:
-        for tensor in tensors:
-            arena.give_back(tensor)
+def _give_back(arena: Arena, tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        arena.give_back(tensor)
 
 
 class NativeCache(KVCache):

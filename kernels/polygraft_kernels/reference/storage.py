@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import Affine, KVCache, LoraBank, LoraPair, PackedLinear
-from polygraft_kernels.checks import check_affines, check_pairs, require
+from polygraft_kernels.api import Affine, KVCache, LoraBank, LoraPair, PackedLinear, PackedLora
+from polygraft_kernels.checks import check_affines, check_pairs, check_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,21 @@ class Held:
     affine: Affine
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceLora(PackedLora):
+    """One entry per segment."""
+
+    held: tuple[Held, ...]
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Memory that the tensors take."""
+        pairs = [each.pair for each in self.held if each.pair is not None]
+        vectors = [vector for each in self.held for vector in (each.affine.gain, each.affine.shift)]
+        tensors = [tensor for pair in pairs for tensor in (pair.a, pair.b)]
+        return sum(tensor.nbytes for tensor in (*tensors, *vectors) if tensor is not None)
+
+
 NOTHING = Held(None, Affine())
 
 
@@ -53,20 +68,25 @@ class ReferenceBank(LoraBank):
         """What `slot` holds, one entry per segment."""
         return self._slots[slot]
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
-        check_pairs(self, slot, pairs)
+    def pack(self, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> ReferenceLora:
+        check_pairs(self, pairs)
         check_affines(self, affines)
         affines = [None] * len(pairs) if affines is None else affines
-        self._slots[slot] = tuple(self._copy(pair, affine) for pair, affine in zip(pairs, affines, strict=True))
+        return ReferenceLora(tuple(self._copy(pair, affine) for pair, affine in zip(pairs, affines, strict=True)))
+
+    def place(self, slot: int, packed: PackedLora) -> None:
+        assert isinstance(packed, ReferenceLora)
+        check_slot(self, slot)
+        self._slots[slot] = packed.held
 
     def clear(self, slot: int) -> None:
-        require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
+        check_slot(self, slot)
         self._slots[slot] = self._empty()
 
     def check(self) -> None:
         assert len(self._slots) == self.num_slots
-        for slot, held in enumerate(self._slots):
-            check_pairs(self, slot, [each.pair for each in held])
+        for held in self._slots:
+            check_pairs(self, [each.pair for each in held])
             check_affines(self, [each.affine for each in held])
 
     def _empty(self) -> tuple[Held, ...]:

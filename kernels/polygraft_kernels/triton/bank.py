@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from polygraft_kernels.api import Affine, LoraBank, LoraPair
-from polygraft_kernels.checks import check_affines, check_pairs, require
+from polygraft_kernels.api import Affine, LoraBank, LoraPair, PackedLora
+from polygraft_kernels.checks import check_affines, check_pairs, check_slot
 
 BLOCK_N = 128
 """Output columns of one program of the expand kernel."""
@@ -32,9 +32,9 @@ class RankBound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """What a slot holds for one segment, each where there is one: A [r, K], and B transposed, [r, N], of exact rank, so
-    that each program reads whole rows of both; gain and shift float32 [N].
+class Part:
+    """What an adapter adds to one segment, each where there is one: A [r, K], and B transposed, [r, N], of exact rank,
+    so that each program reads whole rows of both; gain and shift float32 [N].
     """
 
     a: Tensor | None
@@ -53,8 +53,25 @@ class Packed:
         """In the order of the table of pointers."""
         return self.a, self.b, self.gain, self.shift
 
+    def to(self, device: torch.device) -> Part:
+        """The same on `device`; the copy may still be under way, in the order of the stream."""
+        a, b, gain, shift = (None if t is None else t.to(device, non_blocking=True) for t in self.tensors)
+        return Part(a, b, gain, shift, self.scale)
 
-NOTHING = Packed(None, None, None, None, 0.0)
+
+NOTHING = Part(None, None, None, None, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLora(PackedLora):
+    """One part per segment, in host memory, from which a device copies without help."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Memory that the tensors take."""
+        return sum(tensor.nbytes for part in self.parts for tensor in part.tensors if tensor is not None)
 
 
 class TritonBank(LoraBank):
@@ -81,7 +98,7 @@ class TritonBank(LoraBank):
         self._device = device
         self.dtype = dtype
         self._bound = bound
-        self._slots: list[tuple[Packed, ...]] = [self._empty()] * num_slots
+        self._slots: list[tuple[Part, ...]] = [self._empty()] * num_slots
         shape = (num_slots, len(self.segments))
         self.pointers = torch.zeros((*shape, 4), dtype=torch.int64, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -103,17 +120,21 @@ class TritonBank(LoraBank):
         """How many numbers all slots hold."""
         return sum(t.numel() for held in self._slots for each in held for t in each.tensors if t is not None)
 
-    def load(self, slot: int, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> None:
-        check_pairs(self, slot, pairs)
+    def pack(self, pairs: Sequence[LoraPair | None], affines: Sequence[Affine | None] | None = None) -> TritonLora:
+        check_pairs(self, pairs)
         check_affines(self, affines)
         affines = [None] * len(pairs) if affines is None else affines
-        packed = tuple(self._pack(pair, affine) for pair, affine in zip(pairs, affines, strict=True))
-        for each in packed:
-            self._bound.reach(each.rank)
-        self._write(slot, packed)
+        return TritonLora(tuple(self._pack(pair, affine) for pair, affine in zip(pairs, affines, strict=True)))
+
+    def place(self, slot: int, packed: PackedLora) -> None:
+        assert isinstance(packed, TritonLora)
+        check_slot(self, slot)
+        for part in packed.parts:
+            self._bound.reach(part.rank)
+        self._write(slot, tuple(part if part is NOTHING else part.to(self._device) for part in packed.parts))
 
     def clear(self, slot: int) -> None:
-        require(0 <= slot < self.num_slots, f"slot {slot} is not one of {self.num_slots}")
+        check_slot(self, slot)
         if any(each is not NOTHING for each in self._slots[slot]):
             self._write(slot, self._empty())
 
@@ -129,7 +150,7 @@ class TritonBank(LoraBank):
                 assert each.b is None or each.b.shape == (each.rank, width)
                 assert all(vector is None or vector.shape == (width,) for vector in (each.gain, each.shift))
 
-    def _write(self, slot: int, held: tuple[Packed, ...]) -> None:
+    def _write(self, slot: int, held: tuple[Part, ...]) -> None:
         pointers, ranks, scales = _entries(held)
         self.pointers[slot] = torch.tensor(pointers, dtype=torch.int64, device=self._device)
         self.ranks[slot] = torch.tensor(ranks, dtype=torch.int32, device=self._device)
@@ -137,20 +158,26 @@ class TritonBank(LoraBank):
         # only now may the old matrices go: the tables name them no longer, and the allocator keeps the stream's order
         self._slots[slot] = held
 
-    def _pack(self, pair: LoraPair | None, affine: Affine | None) -> Packed:
+    def _pack(self, pair: LoraPair | None, affine: Affine | None) -> Part:
         if pair is None and affine is None:
             return NOTHING
-        gain, shift = (None, None) if affine is None else (self._vector(affine.gain), self._vector(affine.shift))
-        if pair is None:
-            return Packed(None, None, gain, shift, 0.0)
-        a = pair.a.detach().to(self._device, self.dtype, copy=True).contiguous()
-        b = pair.b.detach().to(self._device, self.dtype).T.contiguous()
-        return Packed(a, b.clone() if b.data_ptr() == pair.b.data_ptr() else b, gain, shift, pair.scale)
+        gain, shift = (None, None) if affine is None else (affine.gain, affine.shift)
+        a, b = (None, None) if pair is None else (pair.a, pair.b.T)
+        return Part(
+            self._host(a, self.dtype),
+            self._host(b, self.dtype),
+            self._host(gain, torch.float32),
+            self._host(shift, torch.float32),
+            0.0 if pair is None else pair.scale,
+        )
 
-    def _vector(self, vector: Tensor | None) -> Tensor | None:
-        return None if vector is None else vector.detach().to(self._device, torch.float32, copy=True).contiguous()
+    def _host(self, tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if tensor is None:
+            return None
+        kept = torch.empty(tensor.shape, dtype=dtype, pin_memory=self._device.type == "cuda")
+        return kept.copy_(tensor.detach())
 
-    def _empty(self) -> tuple[Packed, ...]:
+    def _empty(self) -> tuple[Part, ...]:
         return (NOTHING,) * len(self.segments)
 
     def _column_blocks(self) -> list[tuple[int, int, int, int]]:
@@ -162,7 +189,7 @@ class TritonBank(LoraBank):
         return blocks
 
 
-def _entries(held: Sequence[Packed]) -> tuple[list[list[int]], list[int], list[float]]:
+def _entries(held: Sequence[Part]) -> tuple[list[list[int]], list[int], list[float]]:
     """Pointers, ranks and scales of one slot."""
     return (
         [[0 if tensor is None else tensor.data_ptr() for tensor in each.tensors] for each in held],
