@@ -66,7 +66,7 @@ def build_engine(options: EngineOptions, adapters: AdapterSource, on_progress: P
         numerics_id=numerics_id(backend, dtype_name, options.quantization, folder),
     )
     try:
-        return Engine(decoder, banks, Preparer(decoder, pack), limits, adapters, info)
+        return Engine(decoder, banks, Preparer(decoder, banks, pack), limits, adapters, info)
     except KernelError as error:
         raise EngineError(f"the {backend.name} kernels cannot make this KV cache: {error}") from error
 

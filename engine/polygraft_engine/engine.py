@@ -19,6 +19,7 @@ from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.decoder import Decoder
 from polygraft_engine.plan import Chunk, Plan, Sampled
+from polygraft_engine.prepared import PreparedAdapter
 from polygraft_engine.preparing import Preparer
 from polygraft_engine.runner import Runner
 from polygraft_engine.sampler import Sampler
@@ -110,8 +111,8 @@ class Engine:
         self._scores.drop(id)
         return self._scheduler.cancel(id)
 
-    def prepare(self, weights: AdapterWeights) -> AdapterWeights:
-        """`weights` with all that takes long to work out for this model, for an AdapterSource to hold in its place.
+    def prepare(self, weights: AdapterWeights) -> PreparedAdapter:
+        """`weights` as the slots take them, packed for this model: for an AdapterSource to hold in their place.
 
         The one method that may run on any thread, beside `step`. An adapter that a source gives out unprepared is
         prepared between steps, which wait. Raises KernelError or MemoryError when it cannot be.

@@ -1,26 +1,15 @@
-"""The adapter slots of every linear layer: AdapterWeights in, LoraBanks that the decoder's layers compute with."""
+"""The adapter slots of every linear layer: prepared adapters in, LoraBanks that the decoder's layers compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from polygraft_adapters.types import ModuleKey
-from polygraft_adapters.weights import AdapterWeights
 from polygraft_engine.models.architecture import ModelSpec
-from polygraft_engine.preparing import PreparedAdapter
+from polygraft_engine.prepared import PROJECTIONS, PreparedAdapter
 from polygraft_engine.tables import TableSlots
-from polygraft_kernels.api import Backend, LoraBank, LoraPair
-
-PROJECTIONS = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""Fused projection -> the adapter targets that are its segments, in order."""
+from polygraft_kernels.api import Backend, LoraBank
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +25,8 @@ class LayerBanks:
 class AdapterBanks:
     """All layers' banks, filled slot by slot.
 
-    Which adapter is in which slot, and when a slot may be overwritten, is the scheduler's to say. Adapters are copied
-    and never changed, so one that left can come back.
+    Which adapter is in which slot, and when a slot may be overwritten, is the scheduler's to say. Adapters are
+    never changed, so one that left can come back.
     """
 
     def __init__(self, backend: Backend, spec: ModelSpec, num_slots: int, dtype: torch.dtype) -> None:
@@ -53,17 +42,17 @@ class AdapterBanks:
             LayerBanks(bank("qkv"), bank("o"), bank("gate_up"), bank("down")) for _ in range(spec.layers)
         )
 
-    def load(self, slot: int, weights: AdapterWeights) -> None:
-        """Make `slot` hold exactly `weights`, which have been prepared: what the adapter lacks is cleared. On an error
-        the slot is left empty.
-        """
-        prepared = weights if isinstance(weights, PreparedAdapter) else PreparedAdapter(weights.info, weights.pairs)
+    def load(self, slot: int, weights: PreparedAdapter) -> None:
+        """Make `slot` hold exactly `weights`: what the adapter lacks is cleared. On an error the slot is left empty."""
         try:
-            self.tables.load(slot, prepared.embedding, prepared.head)
-            for index, layer in enumerate(self.layers):
-                for projection, targets in PROJECTIONS.items():
-                    keys = [ModuleKey(index, target) for target in targets]
-                    _fill(getattr(layer, projection), slot, keys, prepared)
+            self.tables.load(slot, weights.embedding, weights.head)
+            for layer, packed in zip(self.layers, weights.layers, strict=True):
+                for projection in PROJECTIONS:
+                    bank: LoraBank = getattr(layer, projection)
+                    if projection in packed:
+                        bank.place(slot, packed[projection])
+                    else:
+                        bank.clear(slot)
         except Exception:
             self._clear(slot)
             raise
@@ -80,19 +69,3 @@ class AdapterBanks:
         for layer in self.layers:
             for projection in PROJECTIONS:
                 getattr(layer, projection).clear(slot)
-
-
-def _fill(bank: LoraBank, slot: int, keys: Sequence[ModuleKey], weights: PreparedAdapter) -> None:
-    pairs = [_pair(weights, key) for key in keys]
-    affines = [weights.affines.get(key) for key in keys]
-    if all(each is None for each in (*pairs, *affines)):
-        bank.clear(slot)
-    elif weights.affines:
-        bank.load(slot, pairs, affines)
-    else:
-        bank.load(slot, pairs)
-
-
-def _pair(weights: AdapterWeights, key: ModuleKey) -> LoraPair | None:
-    delta = weights.pairs.get(key)
-    return None if delta is None else LoraPair(delta.a, delta.b, delta.scale)

@@ -5,7 +5,7 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
 
@@ -14,32 +14,17 @@ from torch import Tensor
 
 from polygraft_adapters.types import EMBEDDING, HEAD, ModuleKey
 from polygraft_adapters.weights import AdapterWeights, ModuleDelta, TableDelta
+from polygraft_engine.lora import AdapterBanks
 from polygraft_engine.models.decoder import BaseModule, Decoder
 from polygraft_engine.models.packing import PackWeight
+from polygraft_engine.prepared import PROJECTIONS, PreparedAdapter
 from polygraft_engine.tables import EmbeddingLora, EmbeddingPatch, HeadPatch, HeadRows, TableRows
-from polygraft_kernels.api import Affine, Backend, LoraPair, PackedLinear
+from polygraft_kernels.api import Affine, Backend, LoraBank, LoraPair, PackedLinear, PackedLora
 
 PROBES = 4
 """Random vectors that tell two heads apart."""
 TABLE_ROWS = 4096
 """Rows of an embedding that exist in float32 at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedAdapter(AdapterWeights):
-    """An adapter with what follows from it and the base; `tables` has gone into the patches."""
-
-    affines: Mapping[ModuleKey, Affine] = field(default_factory=lambda: MappingProxyType({}))
-    embedding: EmbeddingPatch | None = None
-    head: HeadPatch | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the tensors take."""
-        patches = sum(patch.nbytes for patch in (self.embedding, self.head) if patch is not None)
-        vectors = [vector for affine in self.affines.values() for vector in (affine.gain, affine.shift)]
-        pairs = sum(tensor.nbytes for pair in self.pairs.values() for tensor in pair.tensors)
-        return pairs + patches + sum(vector.nbytes for vector in vectors if vector is not None)
 
 
 class Preparer:
@@ -50,36 +35,45 @@ class Preparer:
     the rows of A.
     """
 
-    def __init__(self, decoder: Decoder, pack: PackWeight) -> None:
+    def __init__(self, decoder: Decoder, banks: AdapterBanks, pack: PackWeight) -> None:
         self._decoder = decoder
         self._backend: Backend = decoder.backend
         self._device = decoder.backend.device
+        self._banks = banks
         self._pack = pack
         self._lock = Lock()
+        """Held while weights are packed, whose memory is one thread's at a time."""
 
     @torch.inference_mode()
-    def __call__(self, weights: AdapterWeights) -> AdapterWeights:
-        """`weights` as it was where its pairs are all there is to it, else a PreparedAdapter."""
+    def __call__(self, weights: AdapterWeights) -> PreparedAdapter:
+        """`weights` as slots take them; what has been prepared before is returned as it is."""
         if isinstance(weights, PreparedAdapter):
             return weights
-        has_vectors = any(pair.magnitude is not None or pair.bias is not None for pair in weights.pairs.values())
-        if not (has_vectors or weights.biases or weights.tables):
-            return weights
+        tables = weights.tables
+        layers = tuple(self._layer(weights, index) for index in range(self._decoder.spec.layers))
         with self._lock:
-            affines = {key: self._affine(weights, key) for key in {**weights.pairs, **weights.biases}}
-            tables = weights.tables
-            return PreparedAdapter(
-                info=weights.info,
-                pairs=MappingProxyType({key: _bare(pair) for key, pair in weights.pairs.items()}),
-                affines=MappingProxyType({key: affine for key, affine in affines.items() if affine is not None}),
-                embedding=self._embedding(tables[EMBEDDING]) if EMBEDDING in tables else None,
-                head=self._head(tables[HEAD]) if HEAD in tables else None,
-            )
+            embedding = self._embedding(tables[EMBEDDING]) if EMBEDDING in tables else None
+            head = self._head(tables[HEAD]) if HEAD in tables else None
+        return PreparedAdapter(weights.info, MappingProxyType({}), layers=layers, embedding=embedding, head=head)
 
-    def _affine(self, weights: AdapterWeights, key: ModuleKey) -> Affine | None:
-        base = self._decoder.modules[key]
-        bias = weights.biases.get(key)
-        return self._affine_of(weights.pairs.get(key), base, None if bias is None else self._vector(bias))
+    def _layer(self, weights: AdapterWeights, index: int) -> Mapping[str, PackedLora]:
+        packed: dict[str, PackedLora] = {}
+        for projection, targets in PROJECTIONS.items():
+            keys = [ModuleKey(index, target) for target in targets]
+            deltas = [weights.pairs.get(key) for key in keys]
+            affines = [
+                self._affine(delta, key, weights.biases.get(key)) for key, delta in zip(keys, deltas, strict=True)
+            ]
+            pairs = [None if delta is None else LoraPair(delta.a, delta.b, delta.scale) for delta in deltas]
+            if any(each is not None for each in (*pairs, *affines)):
+                bank: LoraBank = getattr(self._banks.layers[index], projection)
+                packed[projection] = bank.pack(pairs, affines)
+        return MappingProxyType(packed)
+
+    def _affine(self, delta: ModuleDelta | None, key: ModuleKey, bias: Tensor | None) -> Affine | None:
+        if bias is None and (delta is None or (delta.magnitude is None and delta.bias is None)):
+            return None
+        return self._affine_of(delta, self._decoder.modules[key], None if bias is None else self._vector(bias))
 
     def _affine_of(self, delta: ModuleDelta | None, base: BaseModule, bias: Tensor | None) -> Affine | None:
         """What turns gain * (W x + old + s B A x) + shift into PEFT's gain * (W x + s B A x) + new + s lora_bias, where
@@ -110,7 +104,7 @@ class Preparer:
             table = None  # a copy of the base's, which PEFT saves along
         tokens = None
         if delta.tokens is not None:
-            ids, order = torch.tensor(delta.tokens.ids, dtype=torch.int64).sort()
+            ids, order = torch.tensor(delta.tokens.ids, dtype=torch.int64, device="cpu").sort()
             tokens = TableRows(ids.to(self._device), delta.tokens.rows[order].to(self._device))
         lora, gain = None, None
         if delta.lora is not None:
@@ -145,22 +139,22 @@ class Preparer:
         if delta.tokens is not None:
             ids = torch.tensor(delta.tokens.ids, dtype=torch.int64, device=self._device)
             tokens = HeadRows(ids, self._pack(delta.tokens.rows, None).linear)
-        pair, affine = None, None
+        lora = None
         if delta.lora is not None:
             pair = LoraPair(delta.lora.a, delta.lora.b, delta.lora.scale)
-            affine = self._affine_of(delta.lora, base, None)
-        if not replaced and tokens is None and pair is None:
+            lora = self._banks.tables.pack_head(pair, self._affine_of(delta.lora, base, None))
+        if not replaced and tokens is None and lora is None:
             return None
-        weight = base.linear if replaced else None
-        return HeadPatch(weight, tokens, pair, affine, _table_bytes(delta, replaced))
+        nbytes = _table_bytes(replace(delta, lora=None), replaced) + (0 if lora is None else lora.nbytes)
+        return HeadPatch(base.linear if replaced else None, tokens, lora, nbytes)
 
     def _computes_as_base(self, linear: PackedLinear) -> bool:
         """Whether a head is the base's, which PEFT saves along with LoRA on it. A difference that random vectors do not
         show is lost in rounding anyway.
         """
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         shape = (PROBES, self._decoder.spec.hidden)
-        probes = torch.randn(shape, generator=generator).to(self._device, self._decoder.dtype)
+        probes = torch.randn(shape, generator=generator, device="cpu").to(self._device, self._decoder.dtype)
         base = self._decoder.head.linear
         return torch.equal(self._backend.logits(probes, linear), self._backend.logits(probes, base))
 
@@ -176,10 +170,6 @@ def _norms(squares: Tensor, products: Tensor, a: Tensor, b: Tensor, scale: float
     cross = (products.double() * wide_b).sum(dim=1)
     own = ((wide_b @ (wide_a @ wide_a.T)) * wide_b).sum(dim=1)
     return (squares.double() + 2 * scale * cross + scale * scale * own).clamp_(min=0).sqrt_().float()
-
-
-def _bare(pair: ModuleDelta) -> ModuleDelta:
-    return replace(pair, magnitude=None, bias=None)
 
 
 def _table_bytes(delta: TableDelta, replaced: bool) -> int:

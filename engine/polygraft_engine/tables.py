@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polygraft_kernels.api import Affine, Backend, LoraGroups, LoraPair, PackedLinear
+from polygraft_kernels.api import Affine, Backend, LoraGroups, LoraPair, PackedLinear, PackedLora
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class HeadPatch:
 
     weight: PackedLinear | None
     tokens: HeadRows | None
-    pair: LoraPair | None
-    affine: Affine | None
+    lora: PackedLora | None
     nbytes: int
 
 
@@ -89,10 +88,14 @@ class TableSlots:
         """Make `slot` hold exactly these."""
         self._embeddings[slot] = embedding
         self._heads[slot] = head
-        if head is None or head.pair is None:
+        if head is None or head.lora is None:
             self._bank.clear(slot)
         else:
-            self._bank.load(slot, [head.pair], [head.affine])
+            self._bank.place(slot, head.lora)
+
+    def pack_head(self, pair: LoraPair, affine: Affine | None) -> PackedLora:
+        """LoRA on the head, as a HeadPatch holds it. On any thread."""
+        return self._bank.pack([pair], [affine])
 
     def clear(self, slot: int) -> None:
         """Empty `slot`."""
@@ -120,7 +123,7 @@ class TableSlots:
         for rows, patch in heads:
             if patch.tokens is not None:
                 y[rows].index_copy_(1, patch.tokens.ids, self._backend.logits(normed[rows], patch.tokens.rows))
-        if any(patch.pair is not None for _, patch in heads):
+        if any(patch.lora is not None for _, patch in heads):
             self._backend.lora(y, normed.float(), self._bank, groups)
         return y
 
@@ -129,7 +132,7 @@ class TableSlots:
         if not replaced:
             return self._backend.logits(normed, head)
         y = torch.empty((normed.shape[0], head.out_features), dtype=torch.float32, device=normed.device)
-        kept = torch.ones(normed.shape[0], dtype=torch.bool)
+        kept = torch.ones(normed.shape[0], dtype=torch.bool, device="cpu")
         for rows, weight in replaced:
             y[rows] = self._backend.logits(normed[rows], weight)
             kept[rows] = False

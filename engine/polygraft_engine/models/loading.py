@@ -11,13 +11,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import Tensor
 
 from polygraft_adapters import ModuleKey, describe_model_folder_problem
-from polygraft_engine.lora import PROJECTIONS, AdapterBanks, LayerBanks
+from polygraft_engine.lora import AdapterBanks, LayerBanks
 from polygraft_engine.models.architecture import ModelSpec
 from polygraft_engine.models.checkpoint import SHOWN, Checkpoint
 from polygraft_engine.models.decoder import BaseModule, Decoder
 from polygraft_engine.models.errors import ModelError, first_line
 from polygraft_engine.models.packing import PackWeight
 from polygraft_engine.models.rope import rope_table
+from polygraft_engine.prepared import PROJECTIONS
 from polygraft_kernels.api import Backend, DecoderLayer, LoraBank, LoraLinear
 
 Progress = Callable[[int, int], None]
