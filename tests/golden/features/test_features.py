@@ -177,3 +177,11 @@ def test_nothing_stays_in_a_slot_and_what_left_comes_back(golden: Callable[[str]
     for feature in FEATURES:
         ask_one(feature)
         assert ask_one("lora") == first, feature
+
+
+def test_every_feature_changes_what_the_model_says(golden: Callable[[str], Golden]) -> None:
+    reference = golden("biased")
+    prompt = (5, 17, 90, 4, 60, 1)
+    said = {name: reference.logits(name, prompt)[-1] for name in CASES}
+    same = [name for name, logits in said.items() if name and torch.allclose(logits, said[None], atol=1e-2)]
+    assert same == []
