@@ -45,7 +45,7 @@ from polygraft.registry.uploads import routes as uploads
 from polygraft.registry.uploads.assembly import assemble
 from polygraft.registry.uploads.service import Uploads
 from polygraft.registry.uploads.validator import Validator
-from polygraft.registry.validation import CheckLimits, validate
+from polygraft.registry.validation import Check, Checkers, CheckLimits
 from polygraft.registry.vllm import RuntimeLoading
 from polygraft.settings import Settings
 from polygraft.tenancy.access import AccessPolicy, KeyPolicy, OpenPolicy
@@ -171,11 +171,14 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
 
         tenants = Tenants(database, announce, default_needed_by=_needs_default(settings))
         health = Health(live, registry, database.ping)
+        checkers = Checkers()
+        stack.push_async_callback(checkers.close)
         receiving = assemble(
             database,
             Intake(database, live),
             live,
             blobs,
+            checkers.validate,
             max_bytes=settings.max_adapter_size,
             adapter_roots=settings.adapter_root,
             import_sources=settings.import_source,
@@ -184,7 +187,9 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         routers = (
             openai.build_router(inference),
             *_adapter_routers(
-                AdapterParts(database, live, blobs, receiving.uploads, tenants), settings, first.tenant_id
+                AdapterParts(database, live, blobs, receiving.uploads, checkers.validate, tenants),
+                settings,
+                first.tenant_id,
             ),
             admin_tenants.build_router(tenants),
             admin_keys.build_router(IssuedKeys(database, hasher, announce)),
@@ -212,6 +217,7 @@ class AdapterParts:
     live: LiveModels
     blobs: BlobStore
     uploads: Uploads
+    check: Check
     tenants: Tenants
 
 
@@ -234,7 +240,7 @@ def _adapter_routers(parts: AdapterParts, settings: Settings, default_tenant: st
             Intake(parts.database, parts.live),
             parts.live,
             parts.blobs,
-            partial(validate, limits=CheckLimits(settings.max_adapter_size)),
+            partial(parts.check, limits=CheckLimits(settings.max_adapter_size)),
         )
     )
 

@@ -1,28 +1,41 @@
-"""`python -m polygraft.registry.checker REQUEST FD`: opens and checks one adapter in a process of its own.
+"""`python -m polygraft.registry.checker FD`: opens and checks adapters, each in a process of its own.
 
-Keeps to the limits that the request tells, and writes its verdict to the open file FD. Torch-free. What a hostile
-adapter can do at most is to end this process.
+Everything is imported once; a request that comes over the socket FD is then answered by a fork of that, which takes
+milliseconds, keeps to the limits that the request tells, and writes its verdict to the open file that came along.
+Torch-free. What a hostile adapter can do at most is to end the fork.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import shutil
+import signal
+import socket
+import struct
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from polygraft.process import die_with_parent
 from polygraft.registry.uploads.advice import advise
 from polygraft.registry.uploads.archives import unpack
 from polygraft_adapters.inspection import inspect_adapter
 from polygraft_adapters.mlx import convert, is_mlx
 from polygraft_adapters.types import AdapterError, AdapterInfo, ModuleShapes, Problem
 
+ASKED = struct.Struct("<QI")
+"""Before a request: its number, and how many bytes of JSON follow. A file to write to comes along."""
+DONE = struct.Struct("<Qi")
+"""The answer: the number and the exit code, which is that of `subprocess`."""
 OUT_OF_MEMORY = 12
 """Exit code for what the memory limit did not allow."""
+NOT_STARTED = 71
+"""Exit code of a process that could not be made."""
 MAX_PROBLEMS = 100
 
 
@@ -39,6 +52,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int
     memory: int
     seconds: int
+    clock: float
+    """Seconds by the clock, after which it is over as well."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,25 +92,79 @@ def _bounded(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return (*problems[:MAX_PROBLEMS], rest)
 
 
+def serve(link: socket.socket) -> None:
+    """Answer requests, several at once, until the other end closes."""
+    running: dict[int, int] = {}
+    woken, waker = socket.socketpair()
+    for end in (woken, waker):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    while True:
+        ready, _, _ = select.select([link, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            for pid, code in _ended():
+                link.sendall(DONE.pack(running.pop(pid), code))
+        if link in ready:
+            head, files, _, _ = socket.recv_fds(link, ASKED.size, 1)
+            if not head:
+                return
+            number, size = ASKED.unpack(head)
+            asked = link.recv(size, socket.MSG_WAITALL)
+            try:
+                pid = os.fork()
+            except OSError:
+                link.sendall(DONE.pack(number, NOT_STARTED))
+            else:
+                if pid == 0:
+                    link.close()
+                    os._exit(_answer(asked, files[0]))
+                running[pid] = number
+            os.close(files[0])
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """The children that are no more, with their exit codes."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
+
+
+def _answer(asked: bytes, out: int) -> int:
+    """Runs in the fork. Its exit code."""
+    parent = os.getppid()
+    die_with_parent()
+    if os.getppid() != parent:
+        return 1
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        request = msgspec.json.decode(asked, type=CheckRequest)
+        _limit(request)
+        verdict = msgspec.json.encode(check(request))
+        with os.fdopen(out, "wb") as file:
+            file.write(verdict)
+    except MemoryError:
+        return OUT_OF_MEMORY
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def _limit(request: CheckRequest) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (request.memory, request.memory))
     resource.setrlimit(resource.RLIMIT_CPU, (request.seconds, request.seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (request.max_bytes + 1, request.max_bytes + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def main() -> int:
-    """The process's exit code."""
-    request = msgspec.json.decode(sys.argv[1], type=CheckRequest)
-    _limit(request)
-    try:
-        verdict = msgspec.json.encode(check(request))
-    except MemoryError:
-        return OUT_OF_MEMORY
-    with os.fdopen(int(sys.argv[2]), "wb") as out:
-        out.write(verdict)
-    return 0
+    signal.setitimer(signal.ITIMER_REAL, request.clock)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -15,7 +15,7 @@ from polygraft.registry.uploads.service import Uploads
 from polygraft.registry.uploads.sources import Sources
 from polygraft.registry.uploads.staging import Staging, StagingSource
 from polygraft.registry.uploads.validator import BlobSink, Validator
-from polygraft.registry.validation import Check, CheckLimits, validate
+from polygraft.registry.validation import Check, CheckLimits
 
 PER_TENANT = 4
 OVERALL = 32
@@ -38,18 +38,19 @@ def assemble(
     intake: Intake,
     live: LiveModels,
     blobs: Blobs,
+    check: Check,
     *,
     max_bytes: int,
     adapter_roots: Sequence[str] = (),
     import_sources: Sequence[str] = (),
-    check: Check = validate,
 ) -> Receiving:
-    """`max_bytes` is the largest adapter, packed or not; the rest says where adapters may be imported from.
+    """`check` is `Checkers.validate`, but for tests; `max_bytes` is the largest adapter, packed or not; the rest says
+    where adapters may be imported from.
 
     The caller runs `validator.keep_going()` beside the server, and `validator.close()` after it.
     """
     staging = Staging(blobs)
-    validator = Validator(database, intake, live, blobs, staging, CheckLimits(max_bytes), check=check)
+    validator = Validator(database, intake, live, blobs, staging, CheckLimits(max_bytes), check)
     uploads = Uploads(
         intake,
         live,

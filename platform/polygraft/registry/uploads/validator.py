@@ -19,7 +19,7 @@ from polygraft.registry.intake import LEASE_SECONDS, Accepted, Intake, Ticket
 from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import repository
 from polygraft.registry.uploads.staging import Staged, Staging
-from polygraft.registry.validation import Check, CheckLimits, validate
+from polygraft.registry.validation import Check, CheckLimits
 from polygraft_adapters.types import AdapterError, Problem
 
 log = structlog.get_logger(__name__)
@@ -68,8 +68,8 @@ class Validator:
         blobs: BlobSink,
         staging: Staging,
         limits: CheckLimits,
+        check: Check,
         *,
-        check: Check = validate,
         parallel: int = 2,
     ) -> None:
         """`parallel` is how many checks run at once."""

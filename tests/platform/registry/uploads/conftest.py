@@ -67,6 +67,7 @@ async def check_here(
         max_bytes=limits.max_bytes,
         memory=0,
         seconds=0,
+        clock=0,
     )
     verdict = await asyncio.to_thread(check, request)
     if verdict.info is None:
@@ -78,7 +79,7 @@ async def check_here(
 async def receiving(
     database: Database, intake: Intake, live: LiveModels, blobs: BlobStore, sources: dict[str, Any]
 ) -> AsyncIterator[Receiving]:
-    receiving = assemble(database, intake, live, blobs, max_bytes=LARGEST, check=check_here, **sources)
+    receiving = assemble(database, intake, live, blobs, check_here, max_bytes=LARGEST, **sources)
     yield receiving
     await receiving.validator.close()
 

@@ -17,6 +17,7 @@ from polygraft.registry.uploads import resumable
 from polygraft.registry.uploads.assembly import Receiving, assemble
 from polygraft.registry.uploads.staging import Staging
 
+from .conftest import check_here
 from .making import PATH, files, zip_of
 
 CONTENT = zip_of(files())
@@ -211,7 +212,7 @@ async def test_it_goes_on_after_a_restart(
     upload = await begun(client)
     await sent(client, upload, 0, CONTENT[:10])
     await receiving.validator.close()
-    again = assemble(database, intake, live, blobs, max_bytes=1 << 20)
+    again = assemble(database, intake, live, blobs, check_here, max_bytes=1 << 20)
     await again.validator.sweep()
     assert (await again.uploads.progress(owners["acme"], upload)).received_bytes == 10
 

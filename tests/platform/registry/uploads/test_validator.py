@@ -73,7 +73,7 @@ def held() -> Held:
 
 @pytest.fixture
 async def receiving(database: Database, intake: Intake, live: LiveModels, blobs: BlobStore, held: Held) -> Any:
-    receiving = assemble(database, intake, live, blobs, max_bytes=1 << 20, check=held)
+    receiving = assemble(database, intake, live, blobs, held, max_bytes=1 << 20)
     yield receiving
     await receiving.validator.close()
 
@@ -81,7 +81,7 @@ async def receiving(database: Database, intake: Intake, live: LiveModels, blobs:
 @pytest.fixture
 def heir(database: Database, intake: Intake, live: LiveModels, blobs: BlobStore, staging: Staging) -> Validator:
     """Another gateway's, on the same blobs."""
-    return Validator(database, intake, live, blobs, staging, CheckLimits(1 << 20), check=check_here)
+    return Validator(database, intake, live, blobs, staging, CheckLimits(1 << 20), check_here)
 
 
 @pytest.fixture
