@@ -42,8 +42,8 @@ GZIP = "application/gzip"
 class AdapterBlobs(Protocol):
     """Where contents are kept by digest."""
 
-    def adapter_path(self, digest: str) -> FilePath:
-        """A folder with the adapter's files. Blocks; raises BlobError."""
+    def verified_adapter(self, digest: str) -> FilePath:
+        """A folder with the adapter's files, every byte checked. Blocks; raises BlobError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def build_router(services: AdapterServices, *, prefix: str, owner: OwnerOf) -> A
         """The version's configuration and weights as a .tar.gz."""
         digest = await adapters.digest(owner, name, version)
         try:
-            folder = await asyncio.to_thread(services.blobs.adapter_path, digest)
+            folder = await asyncio.to_thread(services.blobs.verified_adapter, digest)
             packed = await asyncio.to_thread(tar_gz, folder)
         except (BlobError, OSError) as error:
             log.error("adapter_content_missing", digest=digest, error=str(error))

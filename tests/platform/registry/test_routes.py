@@ -34,7 +34,7 @@ class Folders:
     def __init__(self) -> None:
         self.known: dict[str, Path] = {}
 
-    def adapter_path(self, digest: str) -> Path:
+    def verified_adapter(self, digest: str) -> Path:
         if digest not in self.known:
             raise BlobError(f"the blob store has no adapter {digest}")
         return self.known[digest]
