@@ -49,8 +49,8 @@ def is_mlx(folder: Path) -> bool:
 def convert(folder: Path, target: Path) -> None:
     """Write the MLX adapter in `folder` into the folder `target` as PEFT would have written it.
 
-    `target` may be `folder`. One tensor is in memory at a time. Raises AdapterError with everything that keeps the adapter from being converted;
-    whether it fits a model is for `inspect_adapter` to say of the result.
+    `target` may be `folder`. One tensor is in memory at a time. Raises AdapterError with everything that keeps the
+    adapter from being converted; whether it fits a model is for `inspect_adapter` to say of the result.
     """
     try:
         config, problems = _read_config(folder / CONFIG_NAME)
