@@ -61,7 +61,7 @@ def upload(url: str, arguments: argparse.Namespace) -> list[str]:
     """Make and upload them one by one; their names."""
     names = [f"tiny-{number:04d}" for number in range(arguments.adapters)]
     with tempfile.TemporaryDirectory() as scratch, httpx.Client(headers=authorization(), timeout=60) as client:
-        for seed, name in enumerate(track(names, "uploading", Console(stderr=True))):
+        for seed, name in enumerate(track(names, "uploading", console=Console(stderr=True))):
             folder = Path(scratch) / name
             write(folder, arguments.model, arguments.rank, seed, ("q_proj", "v_proj"))
             packed = io.BytesIO()
