@@ -22,8 +22,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Body:
     """The pieces of a body, up to `limit` bytes of them."""
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, overhead: int = 0) -> None:
+        """`overhead` is what may come on top of the limit, of which nobody is told."""
         self._limit = limit
+        self._overhead = overhead
         self._parts = request.stream()
         self._received = 0
         self._ended = False
@@ -38,13 +40,13 @@ class Body:
         """Raises ApiError: 413 past the limit, before anything is read if the client has announced so; 408 for a body
         that stops half-way, 400 for one that its client gave up.
         """
-        if self._announced > self._limit:
+        if self._announced > self._limit + self._overhead:
             raise too_large(self._limit)
         part = await self._next()
         if not part:
             raise StopAsyncIteration
         self._received += len(part)
-        if self._received > self._limit:
+        if self._received > self._limit + self._overhead:
             raise too_large(self._limit)
         return part
 
@@ -78,11 +80,11 @@ class Body:
 
 
 @asynccontextmanager
-async def receiving(request: Request, limit: int) -> AsyncIterator[Body]:
+async def receiving(request: Request, limit: int, overhead: int = 0) -> AsyncIterator[Body]:
     """The request's body. A refusal within leaves the connection fit for the next request, or closes it; a full disk
     is ApiError 503.
     """
-    body = Body(request, limit)
+    body = Body(request, limit, overhead)
     try:
         yield body
     except ApiError as refusal:

@@ -61,7 +61,7 @@ class Uploads:
     async def receive(self, owner: Owner, actor: Actor, request: Request) -> Answer:
         """Take in a form and validate what is in it. Raises ApiError, 422 with all that is wrong with the adapter."""
         async with AsyncExitStack() as held:
-            async with receiving(request, self._max_bytes + OVERHEAD) as body:
+            async with receiving(request, self._max_bytes, OVERHEAD) as body:
                 held.enter_context(self._turns.take(owner.tenant_id))
                 staged = await held.enter_async_context(await self._staging.fresh())
                 content_type = request.headers.get("content-type", "")

@@ -196,6 +196,7 @@ async def test_what_follows_the_form_is_ignored(client: httpx.AsyncClient) -> No
 async def test_an_announced_length_is_refused_before_anything_is_read(app: ASGIApp) -> None:
     answered = await exchange(app, [], length=LARGEST * 20)
     assert (answered.status, answered.reads) == (413, 1)
+    assert f"larger than {LARGEST} bytes" in answered.body.decode()
 
 
 async def test_a_body_of_no_announced_length_is_counted(app: ASGIApp, staged: Callable[[], list[str]]) -> None:
@@ -284,6 +285,7 @@ class Answered:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.reads = 0
+        self.body = b""
 
 
 async def exchange(
@@ -316,6 +318,8 @@ async def exchange(
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             answered.status, answered.headers = message["status"], dict(message["headers"])
+        else:
+            answered.body += message["body"]
 
     scope = {
         "type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": "",
