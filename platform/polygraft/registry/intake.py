@@ -60,6 +60,8 @@ class Intake:
         """Raise ApiError 400 for what is no adapter's name, 409 for one that could be taken for a base model's."""
         if not is_adapter_name(name):
             raise bad_request(f"`name` must be made of {NAME_RULE}.", param="name")
+        if name in ROUTES:
+            raise bad_request(f"`{name}` is the name of a route; choose another.", param="name")
         for base in self._live.now.cards:
             if clash(name, base):
                 raise ApiError(

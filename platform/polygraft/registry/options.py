@@ -10,6 +10,8 @@ from pathlib import Path
 from polygraft.errors import ConfigError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+ROUTES = frozenset({"uploads", "import"})
+"""What stands beside the adapters' names below /v1/adapters."""
 OPTION = "option"
 """The source of versions that came in this way."""
 SYNTAX = "write --adapter NAME=PATH, once for each adapter"
@@ -62,6 +64,8 @@ def _parse(option: str, base_model: str) -> AdapterOption | str:
         return f"the name {name!r} clashes with the base model {base_model!r}"
     if not NAME.fullmatch(name):
         return f"the name {name!r} is not made of a-z, 0-9, `.`, `_`, `-` (up to 64, the first a letter or digit)"
+    if name in ROUTES:
+        return f"the name {name!r} is that of a route"
     if not path:
         return "the path after `=` is missing"
     folder = Path(path).expanduser()

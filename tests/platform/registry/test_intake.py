@@ -187,7 +187,7 @@ async def test_a_tenant_that_is_deleted_meanwhile_takes_its_version_along(
 @pytest.mark.parametrize(
     ("name", "status", "code"),
     [("base", 409, "name_taken"), ("", 400, None), ("Base", 400, None), ("a/b", 400, None), ("a\0", 400, None),
-     ("模型", 400, None), ("x" * 65, 400, None), ("a@v1", 400, None)],
+     ("模型", 400, None), ("x" * 65, 400, None), ("a@v1", 400, None), ("uploads", 400, None)],
 )  # fmt: skip
 def test_names_that_nothing_may_have(intake: Intake, name: str, status: int, code: str | None) -> None:
     intake.check_name("pirate")
