@@ -18,7 +18,7 @@ from polygraft.registry.findings import fill, problem_objects, storable
 from polygraft.registry.live import LiveModels
 from polygraft.registry.names import NAME_RULE, is_adapter_name
 from polygraft.registry.objects import found_object, no_adapter
-from polygraft.registry.options import OPTION, clash
+from polygraft.registry.options import OPTION, ROUTES, clash
 from polygraft.registry.schemas import AdapterObject
 from polygraft.tenancy.request import Owner
 from polygraft_adapters.types import AdapterInfo, Problem
