@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=1000)
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=96)
     arguments = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="polygraft-many-"))
     command = [sys.executable, "-m", "polygraft", "serve", str(arguments.model), "--served-model-name", "base"]
@@ -48,6 +48,7 @@ def main() -> None:
             f"{len(names)} adapters: {len(pages)} pages of {PAGE}, median {statistics.median(pages) * 1e3:.1f} ms, "
             f"slowest {max(pages) * 1e3:.1f} ms"
         )
+        rate(url, names[:FEW], FEW, arguments.rounds, logs)
         rates: dict[int, list[float]] = {FEW: [], len(names): []}
         for number in range(arguments.rounds):
             for count in rates:
@@ -91,7 +92,8 @@ def listing(url: str) -> Iterator[float]:
 def rate(url: str, names: list[str], requests: int, number: int, logs: Path) -> float:
     """Output tokens a second with requests spread evenly over `names`."""
     command = [sys.executable, "-m", "polygraft", "bench", "--json", "--url", url, "--models", ",".join(names)]
-    command += ["--requests", str(requests), "--seed", str(number), "--warmup", "16"]
+    # A warm-up would ask every model once.
+    command += ["--requests", str(requests), "--seed", str(number), "--warmup", "0"]
     report = ask(command, logs / "client.log", {"POLYGRAFT_API_KEY": TENANT_KEY})
     if report["total"]["failures"]:
         raise SystemExit(f"requests failed: {report['errors']}")
