@@ -2,6 +2,6 @@
 
 from polygraft.blobs.errors import BlobError, BlobUnavailable
 from polygraft.blobs.folder import BlobStore
-from polygraft.blobs.place import BlobPlace, blob_place, open_blob_store
+from polygraft.blobs.place import BlobPlace, blob_place
 
-__all__ = ["BlobError", "BlobPlace", "BlobStore", "BlobUnavailable", "blob_place", "open_blob_store"]
+__all__ = ["BlobError", "BlobPlace", "BlobStore", "BlobUnavailable", "blob_place"]

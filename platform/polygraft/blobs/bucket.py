@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from polygraft.blobs.contents import MANIFEST_NAME, Manifest, damaged, hex_of, sha256_of
+from polygraft.blobs.contents import MANIFEST_NAME, Manifest, damaged, digest_of, hex_of, sha256_of
 from polygraft.blobs.errors import BlobError, BlobUnavailable
 from polygraft.blobs.folder import BlobStore
 from polygraft.blobs.objects import Objects, Stored
@@ -219,7 +219,8 @@ def _by_digest(objects: list[Stored]) -> dict[str, list[_Generation]]:
             folders[parts[1], "/".join(parts[:3])].append(each)
     found: dict[str, list[_Generation]] = defaultdict(list)
     for (name, folder), held in folders.items():
-        found[f"sha256:{name}"].append(_Generation(folder, tuple(held)))
+        if (digest := digest_of(name)) is not None:
+            found[digest].append(_Generation(folder, tuple(held)))
     return found
 
 

@@ -26,6 +26,12 @@ def hex_of(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
+def digest_of(name: str) -> str | None:
+    """The digest whose digits are a file's name; None for a name that is none of ours."""
+    digest = f"sha256:{name}"
+    return digest if _DIGEST.fullmatch(digest) else None
+
+
 def sha256_of(path: Path) -> str:
     """Of a file's bytes, in hex, read in pieces."""
     with path.open("rb") as stream:

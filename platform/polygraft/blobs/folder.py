@@ -9,10 +9,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from polygraft.blobs.contents import MANIFEST_NAME, Manifest, hex_of, manifest_of, sha256_of
+from polygraft.blobs.contents import MANIFEST_NAME, Manifest, digest_of, hex_of, manifest_of, sha256_of
 from polygraft.blobs.errors import BlobError
 from polygraft_adapters.config import CONFIG_NAME
 from polygraft_adapters.folder import WEIGHTS_NAME
@@ -89,11 +89,15 @@ class BlobStore:
 
     def adapters(self) -> dict[str, float]:
         """The digest of every adapter here, and when it was last put, in Unix seconds."""
-        try:
-            found = [(entry.name, entry.stat().st_mtime) for entry in os.scandir(self.root / "adapters")]
-        except FileNotFoundError:
-            return {}
-        return {f"sha256:{name}": at for name, at in found}
+        found: dict[str, float] = {}
+        # Before the first is put there is no folder; of what is listed, each may go before it is looked at.
+        with suppress(FileNotFoundError):
+            for entry in list(os.scandir(self.root / "adapters")):
+                digest = digest_of(entry.name)
+                with suppress(FileNotFoundError):
+                    if digest is not None:
+                        found[digest] = entry.stat().st_mtime
+        return found
 
     def delete_adapter(self, digest: str, idle: float = 0.0) -> bool:
         """Delete the adapter unless it was put less than `idle` seconds ago. Whether it was here and is gone."""

@@ -39,8 +39,3 @@ def blob_place(url: str | None, data_dir: Path) -> BlobPlace:
     if scheme == "s3" and rest.partition("/")[0]:
         return BlobPlace(data_dir / "blob-cache", url)
     raise ConfigError(f"--blob-store {url}: write a folder, file:///folder or s3://bucket/prefix")
-
-
-def open_blob_store(url: str | None, data_dir: Path) -> BlobStore:
-    """The store that --blob-store names. Raises ConfigError as blob_place does."""
-    return blob_place(url, data_dir).open()

@@ -10,7 +10,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from polygraft.blobs import BlobError, BlobStore, BlobUnavailable, open_blob_store
+from polygraft.blobs import BlobError, BlobStore, BlobUnavailable, blob_place
 from polygraft.blobs import bucket as implementation
 from polygraft.blobs.bucket import BucketStore
 from polygraft.blobs.objects import Objects
@@ -24,7 +24,7 @@ WEIGHTS = "adapter_model.safetensors"
 @pytest.fixture
 def machine(s3: str, tmp_path: Path) -> Callable[[str], BlobStore]:
     """machine(name) -> the store as another machine sees it, with its own data folder"""
-    return lambda name: open_blob_store(s3, tmp_path / name)
+    return lambda name: blob_place(s3, tmp_path / name).open()
 
 
 @pytest.fixture
@@ -149,6 +149,12 @@ def test_an_adapter_is_deleted_unless_it_was_put_lately(machine: Machine, adapte
         here.adapter_path(DIGEST)
 
 
+def test_keys_that_are_none_of_ours_are_not_listed(machine: Machine, adapter: Path, bucket: S3Store) -> None:
+    machine("here").put_adapter(adapter, DIGEST)
+    obstore.put(bucket, "adapters/notes/1/manifest.json", b"{}")
+    assert list(machine("here").adapters()) == [DIGEST]
+
+
 def test_a_later_put_makes_a_generation_that_outlives_the_old_one(
     machine: Machine, adapter: Path, bucket: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +218,7 @@ def test_a_store_that_does_not_answer_is_not_one_that_has_nothing(
 
 
 def test_a_bucket_that_is_not_there_does_not_answer(s3: str, adapter: Path, tmp_path: Path) -> None:
-    store = open_blob_store("s3://nothing/here", tmp_path / "data")
+    store = blob_place("s3://nothing/here", tmp_path / "data").open()
     for call in (lambda: store.adapter_path(DIGEST), lambda: store.put_adapter(adapter, DIGEST)):
         with pytest.raises(BlobUnavailable):
             call()
@@ -221,4 +227,4 @@ def test_a_bucket_that_is_not_there_does_not_answer(s3: str, adapter: Path, tmp_
 @pytest.mark.parametrize("url", ["gs://bucket/x", "s3://", "http://host/x", "file://host/x"])
 def test_other_places_are_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--blob-store"):
-        open_blob_store(url, tmp_path)
+        blob_place(url, tmp_path).open()

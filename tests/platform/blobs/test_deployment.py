@@ -9,7 +9,7 @@ import pytest
 from tests.engine.bench import TINY_CONFIG, write_adapter, write_model
 from tests.platform.worker.test_main import events_of, job_of, save_tokenizer, start_worker
 
-from polygraft.blobs import open_blob_store
+from polygraft.blobs import blob_place
 from polygraft.queue.gateway import GatewayQueue
 from polygraft_adapters.inspection import inspect_adapter
 from polygraft_engine.models.architecture import read_spec
@@ -21,7 +21,7 @@ async def test_tokenizers_and_adapters_travel_through_the_bucket(s3: str, valkey
     save_tokenizer(model)
     folder = write_adapter(tmp_path / "adapter", read_spec(model), 1)
     digest = inspect_adapter(folder, read_spec(model).module_shapes("tiny"), 64).digest
-    here = open_blob_store(s3, tmp_path / "gateway")
+    here = blob_place(s3, tmp_path / "gateway").open()
     process = start_worker(model, valkey, tmp_path / "worker", "--blob-store", s3)
     gateway = await GatewayQueue.connect(valkey, "g")
     try:

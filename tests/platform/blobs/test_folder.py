@@ -121,6 +121,12 @@ def test_adapters_are_listed_and_deleted(blobs: BlobStore, adapter: Path) -> Non
     assert list((blobs.root / "staging").iterdir()) == []
 
 
+def test_names_that_are_no_digests_are_not_listed(blobs: BlobStore, adapter: Path) -> None:
+    blobs.put_adapter(adapter, DIGEST)
+    (blobs.root / "adapters" / "lost+found").mkdir()
+    assert list(blobs.adapters()) == [DIGEST]
+
+
 def test_what_was_put_again_lately_is_not_deleted(blobs: BlobStore, adapter: Path) -> None:
     stored = blobs.put_adapter(adapter, DIGEST)
     os.utime(stored, (0, 0))
