@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
 
+import structlog
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from polygraft import health
+from polygraft.blobs import BlobUnavailable
 from polygraft.bodylimit import BodyLimitMiddleware
+from polygraft.db import reason
 from polygraft.errors import unavailable
 from polygraft.health import Health
 from polygraft.metrics import Metrics
@@ -23,6 +26,8 @@ from polygraft.respond import respond
 from polygraft.tenancy.access import AccessPolicy
 from polygraft.tenancy.admissions import Admissions
 from polygraft.tenancy.middleware import AuthMiddleware
+
+log = structlog.get_logger(__name__)
 
 _KEY = HTTPBearer(scheme_name="key", bearerFormat="pg-…", auto_error=False)
 """For /openapi.json: the middleware checks keys, long before a route is found."""
@@ -46,14 +51,20 @@ def create_app(
         responses=ERRORS,
     )
 
-    async def database_trouble(_: Request, __: Exception) -> JSONResponse:
-        """503, never 401 or 500."""
-        refusal = unavailable("The database does not answer.", code="dependency_unavailable")
-        metrics.refusal(refusal)
-        return respond(refusal)
+    def answering(what: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+        """503, never 401 or 500. What it was is for the log."""
+
+        async def answer(_: Request, error: Exception) -> Response:
+            log.error("dependency_failed", dependency=what, error=reason(error))
+            refusal = unavailable(f"The {what} does not answer.", code="dependency_unavailable")
+            metrics.refusal(refusal)
+            return respond(refusal)
+
+        return answer
 
     install_error_handlers(app, metrics.refusal)
-    app.add_exception_handler(SQLAlchemyError, database_trouble)
+    app.add_exception_handler(SQLAlchemyError, answering("database"))
+    app.add_exception_handler(BlobUnavailable, answering("blob store"))
     for router in routers:
         app.include_router(router, dependencies=[Depends(_KEY)])
     app.include_router(health.build_router(health_check))

@@ -10,6 +10,7 @@ import structlog
 import uvloop
 
 from polygraft.assembly import open_gateway
+from polygraft.blobs import BlobUnavailable
 from polygraft.errors import ApiError, ConfigError
 from polygraft.listener import HttpServer, Listeners, port_of
 from polygraft.settings import Settings
@@ -29,8 +30,8 @@ def run(settings: Settings, listeners: Listeners) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return CONFIG_EXIT_CODE
-    except ApiError as error:
-        log.error("gateway_failed", error=error.message)
+    except (ApiError, BlobUnavailable) as error:
+        log.error("gateway_failed", error=str(error))
         return 1
     return 0
 

@@ -11,6 +11,7 @@ import structlog
 from sqlalchemy.exc import OperationalError
 
 from polygraft.app import create_app
+from polygraft.blobs import BlobUnavailable
 from polygraft.db import Database
 from polygraft.health import Health
 from polygraft.metrics import Metrics
@@ -246,6 +247,28 @@ async def test_database_trouble_is_503_for_a_known_key(
     answer = await client.get("/v1/models", headers=bearer(KEY))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "dependency_unavailable")
     assert "locked" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OperationalError("SELECT", {"key": KEY}, Exception("database is locked")), "database is locked"),
+        (BlobUnavailable("the bucket is away"), "the bucket is away"),
+    ],
+)
+async def test_what_a_dependency_said_is_in_the_log_and_nowhere_else(
+    parts: Parts, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    async def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(parts.registry, "list_models", broken)
+    with structlog.testing.capture_logs() as lines:
+        answer = await client.get("/v1/models", headers=bearer(KEY))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "dependency_unavailable")
+    assert told not in answer.text
+    assert [line["error"] for line in lines if line["event"] == "dependency_failed"] == [told]
+    assert KEY not in str(lines)
 
 
 async def test_a_bug_is_a_500_without_details(
