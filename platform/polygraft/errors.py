@@ -93,6 +93,11 @@ def not_found(what: str, name: str) -> ApiError:
     return ApiError(404, f"There is no {what} `{shortened(name)}`.", code="not_found")
 
 
+def unknown_cursor() -> ApiError:
+    """400 for a page that is to begin after an id which its list does not have."""
+    return bad_request("`after` is no id of this list.", param="after")
+
+
 def internal_error() -> ApiError:
     """500 without any detail: what went wrong is for the log."""
     return ApiError(500, "internal error", type="server_error")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from polygraft.admin.schemas import AuditObject, Moment
 from polygraft.audit import AuditLog
-from polygraft.errors import ApiError, bad_request
+from polygraft.errors import ApiError, unknown_cursor
 from polygraft.pages import DEFAULT_LIMIT, ERRORS, After, Limit, Page, page
 from polygraft.tenancy.tenants import ID_PREFIX, REFERENCE, Tenants
 
@@ -66,5 +66,5 @@ async def _tenant_id(tenants: Tenants, reference: str) -> str:
 def _number(entry: str) -> int:
     match = _ENTRY.fullmatch(entry)
     if match is None:
-        raise bad_request("`after` is no id of this list.", param="after")
+        raise unknown_cursor()
     return int(match[1])

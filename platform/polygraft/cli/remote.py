@@ -130,7 +130,8 @@ class Remote:
         except httpx.ConnectError as error:
             raise RemoteError(f"no server answers at {self.url}: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RemoteError(f"the connection to {self.url} failed: {error or type(error).__name__}") from None
+            told = str(error) if str(error) else type(error).__name__
+            raise RemoteError(f"the connection to {self.url} failed: {told}") from None
 
     def _object(self, answer: httpx.Response) -> Json:
         try:

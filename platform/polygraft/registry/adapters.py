@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor, record
 from polygraft.db import Adapter, AdapterVersion, Database, now
-from polygraft.errors import bad_request, not_found
+from polygraft.errors import bad_request, not_found, unknown_cursor
 from polygraft.registry import records
 from polygraft.registry.names import is_adapter_name
 from polygraft.registry.objects import adapter_object, adapter_objects, found_object, no_adapter
@@ -40,7 +40,7 @@ class Adapters:
             if after is not None:
                 made = None if "\0" in after else await records.created_at(session, owner.tenant_id, after)
                 if made is None:
-                    raise _unknown_cursor()
+                    raise unknown_cursor()
                 before = made, after
             found = await records.newest_adapters(session, owner.tenant_id, limit, before)
             return await adapter_objects(session, owner, found)
@@ -89,7 +89,7 @@ class Adapters:
             if after is not None:
                 cursor = None if "\0" in after else await records.version_of(session, adapter.id, after)
                 if cursor is None:
-                    raise _unknown_cursor()
+                    raise unknown_cursor()
                 number = cursor.version
             found = await records.versions_before(session, adapter.id, limit, number)
             return [version_object(adapter.name, version) for version in found]
@@ -151,7 +151,3 @@ async def _version(session: AsyncSession, adapter: Adapter, number: int) -> Adap
     if found is None:
         raise not_found("version", f"{adapter.name}@v{number}")
     return found
-
-
-def _unknown_cursor() -> Exception:
-    return bad_request("`after` is not the id of an object of this list.", param="after")

@@ -10,10 +10,11 @@ from typing import Literal
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from polygraft.audit import Actor, record
+from polygraft.audit import Actor
 from polygraft.db import Adapter, AdapterVersion, Database, new_id, now
 from polygraft.errors import ApiError, bad_request
 from polygraft.registry import records
+from polygraft.registry.adapters import audit
 from polygraft.registry.findings import fill, problem_objects, storable
 from polygraft.registry.live import LiveModels
 from polygraft.registry.names import NAME_RULE, is_adapter_name
@@ -94,9 +95,7 @@ class Intake:
                     lease_until=now() + timedelta(seconds=LEASE_SECONDS),
                 )
             )
-            record(
-                session, actor, f"adapter.{source}", adapter.id, tenant_id=owner.tenant_id, name=name, version=number
-            )
+            audit(session, actor, f"adapter.{source}", adapter, version=number)
         return Ticket(version_id, adapter.id, owner.tenant_id, name, number, base_model)
 
     async def renew(self, ticket: Ticket) -> None:
@@ -136,18 +135,8 @@ class Intake:
             served = newest is None or ticket.version >= newest
             if served:
                 _serve(adapter, known.version, mine)
-            record(
-                session,
-                actor,
-                "adapter.version",
-                adapter.id,
-                tenant_id=adapter.tenant_id,
-                name=adapter.name,
-                version=known.version,
-                digest=info.digest,
-                existed=existed,
-                served=served,
-            )
+            told = {"version": known.version, "digest": info.digest, "existed": existed, "served": served}
+            audit(session, actor, "adapter.version", adapter, **told)
         return Accepted(known.version, existed)
 
     async def failed(self, ticket: Ticket, actor: Actor, reason: str, problems: Sequence[Problem]) -> None:
@@ -160,16 +149,7 @@ class Intake:
             mine.status, mine.lease_until = "failed", None
             mine.status_reason = storable(reason)[:LONGEST_REASON]
             mine.errors = problem_objects(problems)
-            record(
-                session,
-                actor,
-                "adapter.failed",
-                adapter.id,
-                tenant_id=adapter.tenant_id,
-                name=adapter.name,
-                version=mine.version,
-                reason=mine.status_reason,
-            )
+            audit(session, actor, "adapter.failed", adapter, version=mine.version, reason=mine.status_reason)
 
     async def abandoned(self) -> list[Ticket]:
         """The versions whose validation has stopped because its gateway died; they are the caller's now, leased."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from polygraft.audit import Actor
-from polygraft.db import AdapterAlias, AdapterShare, Tenant
+from polygraft.db import AdapterAlias, AdapterShare
 from polygraft.errors import bad_request, not_found
 from polygraft.registry import records
 from polygraft.registry.adapters import Adapters, audit, require_ready
@@ -20,6 +18,7 @@ from polygraft.registry.schemas import (
     unix,
 )
 from polygraft.tenancy.request import Owner
+from polygraft.tenancy.tenants import find
 
 MAX_ALIASES = 100
 """Of one adapter: its object tells them all."""
@@ -74,7 +73,7 @@ class Shares:
         its borrowers; None leaves it as it is. Raises ApiError 400 for the owner itself.
         """
         async with self._adapters.changing(owner, name) as (session, adapter):
-            tenant = await _tenant(session, borrower)
+            tenant = await find(session, borrower)
             if tenant.id == owner.tenant_id:
                 raise bad_request("An adapter is lent to other tenants; its owner calls it by its name.")
             share = await session.get(AdapterShare, (adapter.id, tenant.id))
@@ -98,15 +97,8 @@ class Shares:
     async def take_back(self, owner: Owner, actor: Actor, name: str, borrower: str) -> DeletedShare:
         """The tenant may call the adapter no longer."""
         async with self._adapters.changing(owner, name) as (session, adapter):
-            tenant = await _tenant(session, borrower)
+            tenant = await find(session, borrower)
             if not await records.remove_share(session, adapter.id, tenant.id):
                 raise not_found("tenant", borrower)
             audit(session, actor, "adapter.unshare", adapter, to=tenant.id)
             return DeletedShare(adapter=adapter.name, tenant_id=tenant.id, tenant=tenant.name)
-
-
-async def _tenant(session: AsyncSession, borrower: str) -> Tenant:
-    found = None if "\0" in borrower else await records.tenant(session, borrower)
-    if found is None:
-        raise not_found("tenant", borrower)
-    return found

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion, Tenant
+from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion
 
 _LIVE = (Adapter.enabled, Adapter.deleted_at.is_(None))
 
@@ -216,10 +216,3 @@ async def remove_share(session: AsyncSession, adapter_id: str, tenant_id: str) -
     """Whether there was one to remove."""
     removal = delete(AdapterShare).where(AdapterShare.adapter_id == adapter_id, AdapterShare.tenant_id == tenant_id)
     return await session.scalar(removal.returning(AdapterShare.tenant_id)) is not None
-
-
-async def tenant(session: AsyncSession, id_or_name: str) -> Tenant | None:
-    """The tenant of that id or, if there is none, of that name."""
-    query = select(Tenant).where(or_(Tenant.id == id_or_name, Tenant.name == id_or_name))
-    found = (await session.scalars(query)).all()
-    return next((one for one in found if one.id == id_or_name), found[0] if found else None)

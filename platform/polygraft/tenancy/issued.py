@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor, record
 from polygraft.db import ApiKey, Database, Tenant, now
-from polygraft.errors import ApiError, bad_request, not_found
+from polygraft.errors import ApiError, bad_request, not_found, unknown_cursor
 from polygraft.queue.messages import AccessChange
 from polygraft.tenancy import repository
 from polygraft.tenancy.keys import KeyHasher, new_key, shown_prefix
@@ -92,7 +92,7 @@ class IssuedKeys:
             plain = after is None or _is_id(after)
             rows = await repository.tenant_keys(session, owner.id, after=after, count=count) if plain else None
         if rows is None:
-            raise bad_request("`after` is no id of this list.", param="after")
+            raise unknown_cursor()
         return rows
 
     async def rotate(self, actor: Actor, tenant: str, key_id: str, grace_seconds: int) -> Issued:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor, record
 from polygraft.db import Database, Tenant
-from polygraft.errors import ApiError, bad_request, not_found
+from polygraft.errors import ApiError, bad_request, not_found, unknown_cursor
 from polygraft.queue.messages import AccessChange
 from polygraft.tenancy import repository
 from polygraft.tenancy.bootstrap import DEFAULT_TENANT
@@ -68,9 +68,10 @@ class Tenants:
     async def listed(self, *, after: str | None, count: int) -> Sequence[Tenant]:
         """Up to `count`, newest first, after the one of the id `after`. Raises ApiError 400 if there is none."""
         async with self._database.transaction() as session:
-            rows = await repository.tenants(session, after=_plain(after, "after"), count=count)
+            plain = after is None or re.fullmatch(r"[a-z0-9_]+", after) is not None
+            rows = await repository.tenants(session, after=after, count=count) if plain else None
         if rows is None:
-            raise bad_request("`after` is no id of this list.", param="after")
+            raise unknown_cursor()
         return rows
 
     async def get(self, reference: str) -> Tenant:
@@ -143,10 +144,3 @@ def _check_name(name: str) -> None:
         )
     if name.startswith(ID_PREFIX):
         raise bad_request(f"`name` must not begin with `{ID_PREFIX}`, as ids do.", param="name")
-
-
-def _plain(cursor: str | None, param: str) -> str | None:
-    """An id from a client, fit for the database."""
-    if cursor is not None and re.fullmatch(r"[a-z0-9_]+", cursor) is None:
-        raise bad_request(f"`{param}` is no id of this list.", param=param)
-    return cursor
