@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from polygraft.db import ApiKey, AuditEntry, Tenant
 from polygraft.queue.messages import WorkerState, WorkerStatus
 from polygraft.tenancy.issued import LONGEST_GRACE, Issued, KeyStatus, status_of
+from polygraft.tenancy.principal import TenantScope
 from polygraft.tenancy.tenants import NAME, Status
 
 Moment = Annotated[
@@ -20,7 +21,6 @@ Moment = Annotated[
     ),
 ]
 """RFC 3339 with a zone, or seconds since 1970."""
-TenantScope = Literal["inference", "adapters:read", "adapters:write", "usage:read"]
 TenantName = Annotated[str, StringConstraints(pattern=rf"^{NAME}$")]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """A key's name: for people to read."""

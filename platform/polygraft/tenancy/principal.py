@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Scope = Literal["inference", "adapters:read", "adapters:write", "usage:read", "admin"]
-TENANT_SCOPES: frozenset[Scope] = frozenset({"inference", "adapters:read", "adapters:write", "usage:read"})
+TenantScope = Literal["inference", "adapters:read", "adapters:write", "usage:read"]
+Scope = Literal[TenantScope, "admin"]
+TENANT_SCOPES: frozenset[Scope] = frozenset(get_args(TenantScope))
 
 
 @dataclass(frozen=True, slots=True)
