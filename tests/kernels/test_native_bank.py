@@ -1,4 +1,4 @@
-"""A native bank's slots take what their adapters need of the arena, and give it back."""
+"""Weights and adapters take what they need of the arena, and give it back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from polygraft_kernels.api import Affine, LoraPair
 from polygraft_kernels.native.pages import LINE, Arena
-from polygraft_kernels.native.storage import NativeBank
+from polygraft_kernels.native.storage import NativeBank, NativeLinear
 
 
 def test_pairs_and_affines_lie_in_the_arena_until_cleared() -> None:
@@ -25,3 +25,12 @@ def test_pairs_and_affines_lie_in_the_arena_until_cleared() -> None:
     bank.check()
     assert bank.numbers(1) == 0
     assert arena.used == 0
+
+
+def test_a_weight_gives_its_panels_back() -> None:
+    arena = Arena()
+    kept = NativeLinear(torch.ones(16, 8), None, None, torch.float32, 8, arena)
+    dropped = NativeLinear(torch.ones(4096, 576), None, None, torch.float32, 8, arena)
+    assert arena.used == kept.nbytes + dropped.nbytes
+    del dropped
+    assert arena.used == kept.nbytes

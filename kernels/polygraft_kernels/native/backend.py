@@ -59,11 +59,11 @@ class NativeBackend(Backend):
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear:
         check_weight(weight, bias)
         self._functions(weight)
-        return NativeLinear(weight, None, bias, weight.dtype, self.unit.lanes, self._pages)
+        return NativeLinear(weight, None, bias, weight.dtype, self.unit.lanes, self._arena)
 
     def pack_int8(self, weight: Int8Weight, bias: Tensor | None = None) -> NativeLinear:
         check_int8(weight, bias)
-        return NativeLinear(weight.q, weight.scale, bias, None, self.unit.lanes, self._pages)
+        return NativeLinear(weight.q, weight.scale, bias, None, self.unit.lanes, self._arena)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         return self._multiply(x, weight, x.dtype)

@@ -46,7 +46,7 @@ class Pages:
 
 
 class Arena:
-    """Huge pages for what comes and goes, such as adapters: first fit, and neighbours are one again when both are free.
+    """Huge pages for weights, of which adapters' come and go: first fit, and free neighbours are one again.
 
     Memory goes back to the system when a whole chunk is free. Any thread may use it.
     """

@@ -40,7 +40,8 @@ class FusedLayer:
 class NativeLinear(PackedLinear):
     """Panels in the unit's lane width, bias and scale (of int8 weights) in float32.
 
-    `dtype` is what the activations must be; int8 weights (None) take any.
+    `dtype` is what the activations must be; int8 weights (None) take any. The panels go back to the arena with this:
+    an adapter's own head comes and goes.
 
     `fused` is decoder_layer's: what it knows of the layer that this weight opens, so that both are freed together.
     """
@@ -52,11 +53,12 @@ class NativeLinear(PackedLinear):
         bias: Tensor | None,
         dtype: torch.dtype | None,
         lanes: int,
-        pages: Pages,
+        arena: Arena,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = dtype
-        self._weight = pack_panels(weight, lanes, pages.zeros)
+        self._weight = pack_panels(weight, lanes, arena.zeros)
+        finalize(self, arena.give_back, self._weight)
         self._bias, self._scale = _float_copy(bias), _float_copy(scale)
         self._struct = Linear(
             self._weight.data_ptr(), _pointer(self._bias), _pointer(self._scale), self.in_features, self.out_features
