@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from sqlalchemy import select, update
@@ -40,6 +40,7 @@ class Ticket:
     """The adapter's."""
     version: int
     base_model: str
+    begun: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Intake:
         origin: str | None,
     ) -> Ticket:
         """Take the next number of the name, which check_name has let pass. What the name serves stays as it is."""
-        version_id = new_id("adv")
+        version_id, moment = new_id("adv"), now()
         async with self._database.transaction() as session:
             adapter = await records.lock_or_make(session, owner.tenant_id, name)
             number = records.take_number(adapter)
@@ -92,11 +93,12 @@ class Intake:
                     origin=None if origin is None else storable(origin),
                     status="validating",
                     base_model=base_model,
-                    lease_until=now() + timedelta(seconds=LEASE_SECONDS),
+                    lease_until=moment + timedelta(seconds=LEASE_SECONDS),
+                    created_at=moment,
                 )
             )
             audit(session, actor, f"adapter.{source}", adapter, version=number)
-        return Ticket(version_id, adapter.id, owner.tenant_id, name, number, base_model)
+        return Ticket(version_id, adapter.id, owner.tenant_id, name, number, base_model, moment)
 
     async def renew(self, ticket: Ticket) -> None:
         """Keep the version for another LEASE_SECONDS."""
@@ -168,7 +170,15 @@ class Intake:
                 .where(AdapterVersion.id.in_(taken))
             )
             return [
-                Ticket(version.id, adapter.id, adapter.tenant_id, adapter.name, version.version, version.base_model)
+                Ticket(
+                    version.id,
+                    adapter.id,
+                    adapter.tenant_id,
+                    adapter.name,
+                    version.version,
+                    version.base_model,
+                    version.created_at,
+                )
                 for version, adapter in await session.execute(query)
             ]
 

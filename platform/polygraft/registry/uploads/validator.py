@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,10 @@ log = structlog.get_logger(__name__)
 TAKEOVER_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
 _TOLD = 3
+GIVE_UP_AFTER = timedelta(hours=1)
+"""Of trying to check a version: what has not worked by then, does not work the next time either."""
 _LOST = "The server was stopped before it had all of the adapter; upload or import it again."
+_GIVEN_UP = "The server could not check the adapter in all the time since it came; upload or import it again."
 
 Fetch = Callable[[Path], Awaitable[None]]
 """Brings an adapter's files into the (new) folder. Raises AdapterError."""
@@ -144,10 +148,14 @@ class Validator:
             try:
                 async with self._leased(ticket):
                     outcome = await self._outcome(ticket, actor, staged, fetch)
-            except ApiError as error:
-                if error.status == 404:
-                    # Nobody wants it any more; whatever else it is, the next one may have more luck.
+            except Exception as error:
+                if isinstance(error, ApiError) and error.status == 404:
+                    # Nobody wants it any more.
                     await staged.remove()
+                elif now() - ticket.begun > GIVE_UP_AFTER:
+                    await self._intake.failed(ticket, SERVER, _GIVEN_UP, [])
+                    await staged.remove()
+                # Whatever else it is, the next one may have more luck.
                 raise
             await staged.remove()
             return outcome

@@ -23,7 +23,7 @@ from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import service
 from polygraft.registry.uploads.assembly import Receiving, assemble
 from polygraft.registry.uploads.staging import Staging
-from polygraft.registry.uploads.validator import Validator
+from polygraft.registry.uploads.validator import GIVE_UP_AFTER, Validator
 from polygraft.registry.validation import CheckLimits
 from polygraft.tenancy.request import Owner
 from polygraft_adapters.types import AdapterInfo
@@ -186,6 +186,31 @@ async def test_trouble_of_the_servers_own_is_no_verdict(
     await heir.take_over()
     await until(shown, "ready")
     await heir.close()
+
+
+@pytest.mark.parametrize("failure", [unavailable("no processes"), OSError("no disk"), KeyError("a mistake")])
+async def test_trouble_that_does_not_end_is_given_up(
+    push: Send, held: Held, receiving: Receiving, database: Database, abandon: Callable[[], Awaitable[None]],
+    shown: Shown, staged: Callable[[], list[str]], failure: Exception, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(service, "ANSWER_SECONDS", 0.05)
+    held.failure = failure
+    await push(zip_of(files()))
+    held.go.set()
+    await eventually(lambda: held.runs(0))
+    await asyncio.sleep(0.05)
+    assert (await shown("pirate")).status == "validating"
+    async with database.transaction() as session:
+        await session.execute(update(AdapterVersion).values(created_at=now() - GIVE_UP_AFTER))
+    await abandon()
+    await receiving.validator.take_over()
+    found = await until(shown, "failed")
+    assert "could not check" in found.status_reason
+
+    async def removed() -> bool:
+        return staged() == []
+
+    await eventually(removed)
 
 
 async def test_a_lease_is_renewed_while_the_check_runs(
