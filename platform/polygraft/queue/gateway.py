@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
-import msgspec
 import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -17,11 +16,13 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from polygraft.card import ModelCard
 from polygraft.errors import ApiError, unavailable
 from polygraft.queue import keys, scripts
-from polygraft.queue.codec import decode_change, decode_event, decode_step, encode
+from polygraft.queue.codec import decode_event, encode
 from polygraft.queue.directory import Directory
 from polygraft.queue.limits import QueueLimits, milliseconds
-from polygraft.queue.messages import AccessChange, Job, JobError, WorkerStatus
+from polygraft.queue.listener import Heard, Listener
+from polygraft.queue.messages import AccessChange, Job, JobError, StepMessage, WorkerStatus
 from polygraft.queue.stream import Arrived, JobStream
+from polygraft.queue.tasks import BackgroundTasks
 from polygraft.queue.upkeep import Upkeep
 
 __all__ = ["Arrived", "GatewayQueue", "JobStream"]
@@ -29,8 +30,6 @@ __all__ = ["Arrived", "GatewayQueue", "JobStream"]
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-Heard = Callable[[AccessChange], None]
 
 _LOST = JobError(
     status=503,
@@ -51,13 +50,12 @@ _STOPPING = JobError(
 class GatewayQueue:
     """One per gateway process. `connect` makes one, `close` ends it.
 
-    Two tasks run behind it: one listens to this gateway's channel and delivers to the streams; one beats the heart,
+    Two tasks run behind it: the Listener's, whose news are delivered to the streams; and one that beats the heart,
     reaps, and sees to the streams that heard nothing for a while, so that none waits for ever.
     """
 
     def __init__(self, redis: Redis, gateway_id: str, limits: QueueLimits, heard: Heard) -> None:
         self.gateway_id = gateway_id
-        self._heard = heard
         self._redis = redis
         self._limits = limits
         self._directory = Directory(redis)
@@ -65,11 +63,10 @@ class GatewayQueue:
         self._streams: dict[str, JobStream] = {}
         self._to_cancel: set[str] = set()
         """Jobs to cancel of which Redis has not been told yet."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._closed = False
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Holds what a task behind this died of."""
         self._subscribed = asyncio.Event()
+        self._listener = Listener(redis, gateway_id, news=self._deliver, heard=heard, subscribed=self._on_subscribed)
         self._submit = redis.register_script(scripts.source("submit"))
         self._cancel = redis.register_script(scripts.source("cancel"))
         self._reap = redis.register_script(scripts.source("reap"))
@@ -95,26 +92,24 @@ class GatewayQueue:
         queue = cls(Redis.from_pool(pool), gateway_id, limits if limits is not None else QueueLimits(), heard)
         try:
             await queue._beat()
-            queue._spawn(queue._listen())
+            queue._tasks.spawn(queue._listener.listen())
             async with asyncio.timeout(10.0):
                 await queue._subscribed.wait()
         except (RedisError, OSError) as error:
             await queue.close()
             raise _unreachable() from error
-        queue._spawn(queue._maintain())
+        queue._tasks.spawn(queue._maintain())
         return queue
 
     async def close(self) -> None:
         """Cancel what still runs for this gateway, and leave. Open streams end with an error."""
         # The loops look at this too: a cancellation that meets a timeout inside the client is swallowed there.
         self._closed = True
+        self._listener.close()
         for stream in list(self._streams.values()):
             self._give_up(stream, _STOPPING)
         await self._send_cancels()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()
         await self._redis.aclose()
 
     async def open(self, job: Job) -> JobStream:
@@ -153,7 +148,7 @@ class GatewayQueue:
         """End a stream with `error` and cancel its job; nothing for one that has ended."""
         if not stream.ended:
             self._give_up(stream, error)
-            self._spawn(self._send_cancels())
+            self._tasks.spawn(self._send_cancels())
 
     async def announce(self, change: AccessChange) -> None:
         """Tell every gateway. Raises ApiError 503 without Redis."""
@@ -182,13 +177,13 @@ class GatewayQueue:
     async def ping(self) -> bool:
         """Whether Redis answers and this gateway hears its news."""
         try:
-            return bool(await self._redis.ping()) and not self._broken.done()
+            return bool(await self._redis.ping()) and self._tasks.whole
         except (RedisError, OSError):
             return False
 
     async def broken(self) -> None:
         """Wait until a task behind this dies, and raise what it died of. Only a new process is of use then."""
-        await asyncio.shield(self._broken)
+        await self._tasks.broken()
 
     async def _reached(self, call: Awaitable[T]) -> T:
         """The call's answer, or ApiError 503."""
@@ -202,58 +197,16 @@ class GatewayQueue:
 
     # Behind it
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
+    def _on_subscribed(self) -> None:
+        self._subscribed.set()
+        for stream in self._streams.values():
+            self._catch_up(stream)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("queue_task_died", exc_info=error)
-            if not self._broken.done():
-                self._broken.set_exception(error)
-
-    async def _listen(self) -> None:
-        """Deliver what is published to this gateway, for ever. Each subscription after a broken connection makes the
-        streams read their records, as something may have been missed.
-        """
-        pubsub = self._redis.pubsub()
-        while not self._closed:
-            try:
-                if not pubsub.subscribed:
-                    await pubsub.subscribe(keys.CHANNEL + self.gateway_id, keys.REVOKED)
-                message = await pubsub.get_message(timeout=1.0)
-            except (RedisError, OSError) as error:
-                log.warning("queue_connection_lost", error=repr(error))
-                await asyncio.sleep(0.1)
-                continue
-            if message is None:
-                continue
-            if message["type"] == "subscribe":
-                self._subscribed.set()
-                for stream in self._streams.values():
-                    self._catch_up(stream)
-            elif message["type"] == "message" and message["channel"] == keys.REVOKED.encode():
-                self._hear(message["data"])
-            elif message["type"] == "message":
-                step = decode_step(message["data"])
-                for event in step.events:
-                    if (found := self._streams.get(event.job)) is not None:
-                        found.deliver((event,), step.step_ended)
-                        self._after_delivery(found)
-                # The streams write first: asking for the next message takes redis-py as long as several of them.
-                await asyncio.sleep(0)
-
-    def _hear(self, data: bytes) -> None:
-        try:
-            change = decode_change(data)
-        except msgspec.DecodeError as error:
-            # A newer gateway may announce what this one does not know; it must not take the news of jobs down with it.
-            log.warning("announcement_not_understood", error=repr(error))
-            return
-        self._heard(change)
+    def _deliver(self, step: StepMessage) -> None:
+        for event in step.events:
+            if (found := self._streams.get(event.job)) is not None:
+                found.deliver((event,), step.step_ended)
+                self._after_delivery(found)
 
     def _after_delivery(self, stream: JobStream) -> None:
         if stream.ended:
@@ -265,7 +218,7 @@ class GatewayQueue:
     def _catch_up(self, stream: JobStream) -> None:
         if stream.submitted and not stream.reading:
             stream.reading = True
-            self._spawn(self._read_record(stream))
+            self._tasks.spawn(self._read_record(stream))
 
     async def _read_record(self, stream: JobStream) -> None:
         """Deliver what the record has beyond what the stream has, until nothing is missing."""
@@ -331,7 +284,7 @@ class GatewayQueue:
     async def _cancel_stream(self, stream: JobStream) -> None:
         self._to_cancel.add(stream.job.id)
         # A task of its own: the caller is often being cancelled itself.
-        await asyncio.shield(self._spawn(self._send_cancels()))
+        await asyncio.shield(self._tasks.spawn(self._send_cancels()))
 
     async def _send_cancels(self) -> None:
         """Tell Redis what to cancel; what could not be told is tried again with the next heartbeat."""

@@ -155,10 +155,9 @@ async def test_a_push_reaches_every_gateway_at_once(office: Any, two: Any, made:
             await door.keys.authenticate(made.secret)
 
 
-async def test_announcements_of_a_newer_release_do_no_harm(two: Any) -> None:
+async def test_announcements_of_a_newer_release_do_no_harm(valkey: str, two: Any) -> None:
     heard: list[AccessChange] = []
-    _, queue = two[0]
-    queue._heard = heard.append
+    queue = await GatewayQueue.connect(valkey, "gateway-3", heard=heard.append)
     for data in (b"", b"\x00", b"not a message", b"\x81\xa4kind\xa4moon"):
         await queue._redis.publish("pg:revoked", data)
     change = AccessChange(kind="key", id="key_1", refusal="invalid_api_key")
@@ -168,3 +167,4 @@ async def test_announcements_of_a_newer_release_do_no_harm(two: Any) -> None:
             await asyncio.sleep(0.01)
     assert heard == [change]
     assert await queue.ping()
+    await queue.close()
