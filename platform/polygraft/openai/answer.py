@@ -6,7 +6,6 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 
-import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,14 +13,9 @@ from polygraft.errors import CLIENT_LEFT, ApiError, internal_error
 from polygraft.openai import wire
 from polygraft.openai.call import Call, processing_time
 from polygraft.openai.inference import Inference
-from polygraft.queue.messages import JobError, JobEvent
+from polygraft.queue.messages import JobError, JobEvent, Usage
 from polygraft.queue.stream import JobStream, merge
 from polygraft.tenancy.admissions import admission_of
-
-log = structlog.get_logger(__name__)
-
-SETTLE_SECONDS = 10.0
-"""How long a cancelled job's last event is waited for."""
 
 
 class Answer(Response, ABC):
@@ -56,7 +50,7 @@ class Answer(Response, ABC):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> int:
         admission = admission_of(scope)
         admission.require()
-        events = await self.inference.queue.open(self.call.job)
+        events = await self.inference.queue.open(self.call.job, used=self._used)
         answering = asyncio.create_task(self.answer(events, scope, receive, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
@@ -68,28 +62,19 @@ class Answer(Response, ABC):
             leaving.cancel()
             await events.cancel()  # which is nothing for a job that has ended
             await asyncio.gather(answering, leaving, return_exceptions=True)
-            await self._settle(events)
 
-    async def _settle(self, events: JobStream) -> None:
-        """Tell the observer what a job has used whose client left: its last event is still to come."""
-        try:
-            async with asyncio.timeout(SETTLE_SECONDS):
-                async for arrived in events:
-                    self._observe_usage(arrived.event)
-        except TimeoutError:
-            log.warning("usage_unknown", job=self.call.job.id)
-
-    def _observe_usage(self, event: JobEvent) -> None:
-        if (usage := event.usage) is not None:
-            model = self.call.job.model
-            self.inference.observer.tokens(model, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    def _used(self, usage: Usage) -> None:
+        """Tell the observer. After the answer's end where the client has left, or may not go on."""
+        self.inference.observer.tokens(
+            self.call.job.model, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        )
 
     @abstractmethod
     async def answer(self, events: JobStream, scope: Scope, receive: Receive, send: Send) -> int:
         """Send the answer and return its status; raise ApiError only while nothing has been sent."""
 
     def observe(self, event: JobEvent) -> None:
-        """Tell the observer of news: the pace of tokens, and the usage at the end."""
+        """Tell the observer of the pace of tokens."""
         model, observer = self.call.job.model, self.inference.observer
         if any(delta.token_ids for delta in event.deltas):
             now = time.perf_counter()
@@ -98,7 +83,6 @@ class Answer(Response, ABC):
             else:
                 observer.inter_token(model, now - self._last_tokens)
             self._last_tokens = now
-        self._observe_usage(event)
 
 
 class WholeAnswer(Answer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
@@ -20,7 +20,7 @@ from polygraft.queue.codec import decode_event, encode
 from polygraft.queue.directory import Directory
 from polygraft.queue.limits import QueueLimits, milliseconds
 from polygraft.queue.listener import Heard, Listener
-from polygraft.queue.messages import AccessChange, Job, JobError, StepMessage, WorkerStatus
+from polygraft.queue.messages import AccessChange, Job, JobError, StepMessage, Usage, WorkerStatus
 from polygraft.queue.stream import Arrived, JobStream
 from polygraft.queue.tasks import BackgroundTasks
 from polygraft.queue.upkeep import Upkeep
@@ -112,9 +112,11 @@ class GatewayQueue:
         await self._tasks.end()
         await self._redis.aclose()
 
-    async def open(self, job: Job) -> JobStream:
-        """Queue the job. Raises ApiError 503: `overloaded` if too many wait, `dependency_unavailable` without Redis."""
-        stream = JobStream(job, self._cancel_stream)
+    async def open(self, job: Job, *, used: Callable[[Usage], None] = lambda _: None) -> JobStream:
+        """Queue the job. `used` is called once when it has ended, even if nobody reads its stream any more; never if it
+        failed. Raises ApiError 503: `overloaded` if too many wait, `dependency_unavailable` without Redis.
+        """
+        stream = JobStream(job, self._cancel_stream, used)
         self._streams[job.id] = stream
         answer = b"unknown"
         try:
@@ -145,9 +147,10 @@ class GatewayQueue:
         return stream
 
     def end(self, stream: JobStream, error: JobError) -> None:
-        """End a stream with `error` and cancel its job; nothing for one that has ended."""
+        """End a stream with `error` for its reader and cancel its job; nothing for one that has ended."""
         if not stream.ended:
-            self._give_up(stream, error)
+            stream.interrupt(error)
+            self._to_cancel.add(stream.job.id)
             self._tasks.spawn(self._send_cancels())
 
     async def announce(self, change: AccessChange) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from polygraft.queue.messages import ChoiceDelta, Job, JobError, JobEvent
+from polygraft.queue.messages import ChoiceDelta, Job, JobError, JobEvent, Usage
 
 _COALESCE_ABOVE = 64
 """Unread arrivals of a slow reader are merged into one when there are more than this."""
@@ -28,7 +28,12 @@ class JobStream:
     read is merged, and is never more than the answer itself.
     """
 
-    def __init__(self, job: Job, on_cancel: Callable[[JobStream], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        on_cancel: Callable[[JobStream], Awaitable[None]],
+        on_usage: Callable[[Usage], None] = lambda _: None,
+    ) -> None:
         self.job = job
         self.next_seq = 0
         self.ended = False
@@ -41,6 +46,9 @@ class JobStream:
         """Somebody is reading the record now."""
         self.heard = time.monotonic()
         self._on_cancel = on_cancel
+        self._on_usage = on_usage
+        self._interrupted = False
+        """The reader has been told that this is the end; the job's own end is still to come."""
         self._unread: deque[Arrived] = deque()
         self._reader: asyncio.Future[None] | None = None
         """Who waits for an arrival: a bare future, as this is done for every event of every stream."""
@@ -62,9 +70,10 @@ class JobStream:
     async def cancel(self) -> None:
         """Ask for the job's end. Idempotent; the final event still comes, with the usage so far.
 
-        Safe to be interrupted: the wish is noted before the first await.
+        Safe to be interrupted: the wish is noted before the first await. Nothing for a stream that was interrupted,
+        whose job has been asked to end already.
         """
-        if not self.ended:
+        if not (self.ended or self._interrupted):
             await self._on_cancel(self)
 
     def deliver(self, events: Iterable[JobEvent], step_ended: float | None) -> None:
@@ -78,15 +87,28 @@ class JobStream:
                 return
             self.next_seq += 1
             self.ended = event.final
-            self._unread.append(Arrived(event, step_ended))
+            if event.usage is not None:
+                self._on_usage(event.usage)
+            if not self._interrupted:
+                self._unread.append(Arrived(event, step_ended))
         if len(self._unread) > _COALESCE_ABOVE:
             self._unread = deque([Arrived(merge([arrived.event for arrived in self._unread]), None)])
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._wake()
 
     def fail(self, error: JobError) -> None:
         """End the stream from this side, when nothing can be heard of the job any more."""
         self.deliver([JobEvent(job=self.job.id, seq=self.next_seq, error=error)], None)
+
+    def interrupt(self, error: JobError) -> None:
+        """End the stream for its reader; what the job has used is still heard of."""
+        if not (self.ended or self._interrupted):
+            self._interrupted = True
+            self._unread.append(Arrived(JobEvent(job=self.job.id, seq=self.next_seq, error=error), None))
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def merge(events: list[JobEvent]) -> JobEvent:

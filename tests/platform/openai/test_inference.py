@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
 from polygraft.card import ModelCard
 from polygraft.openai.chat import ChatRenderer
 from polygraft.openai.inference import seed_source
+from polygraft.queue.messages import AccessChange, ChoiceDelta, Job
 from polygraft.tenancy.principal import Principal
 
-from .conftest import running_app
-from .fakes import FakeWorker, error_of
+from .conftest import PRINCIPAL, running_app
+from .fakes import FakeWorker, Step, error_of
 
 BODY = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
 URL = "http://gateway/v1/chat/completions"
@@ -71,6 +74,42 @@ async def test_the_observer_hears_of_every_call(
     assert streamed.status_code == 200
     assert len(heard.times["added_latency"]) >= tokens
     assert all(0 <= seconds < 10 for seconds in itertools.chain(*heard.times.values()))
+
+
+def endless(job: Job) -> Iterator[Step]:
+    """One token a step, until somebody ends it."""
+    while True:
+        yield (ChoiceDelta(index=0, text="x", token_ids=(5,)),)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("ending", "status"), [("revoked", 401), ("left", None)])
+async def test_what_a_call_used_counts_though_it_was_not_answered_to_its_end(
+    valkey: str, cards: Mapping[str, ModelCard], tokenizers: Path, renderer: ChatRenderer, worker: FakeWorker,
+    stream: bool, ending: str, status: int | None,
+) -> None:  # fmt: skip
+    heard = Heard()
+    worker.script, worker.pace = endless, 0.01
+    async with (
+        running_app(valkey, cards, tokenizers, renderer, observer=heard) as app,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client,
+    ):
+        call = asyncio.create_task(client.post(URL, json=BODY | {"stream": stream, "max_tokens": 200}))
+        async with asyncio.timeout(10):
+            while worker.steps <= 5:  # noqa: ASYNC110 - another thread counts them
+                await asyncio.sleep(0.01)
+            if ending == "left":
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            else:
+                app.state.admissions.apply(AccessChange(kind="key", id=PRINCIPAL.key_id, refusal="invalid_api_key"))
+                await call
+            while not heard.usages:  # noqa: ASYNC110 - the job's last event is still to come
+                await asyncio.sleep(0.01)
+    [(model, prompt, cached, completion)] = heard.usages
+    assert (model, prompt > 0, cached) == ("base", True, 1)
+    assert completion >= 5
+    assert [outcome[1] for outcome in heard.outcomes] == ([] if status is None else [status])
 
 
 async def test_an_operator_runs_no_models(
