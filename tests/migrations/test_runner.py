@@ -129,6 +129,26 @@ def test_the_way_back_leaves_out_what_older_releases_cannot_hold(url: str) -> No
     check(url)
 
 
+def test_the_way_back_keeps_one_of_the_same_contents(url: str) -> None:
+    upgrade(url)
+    on(
+        url,
+        f"INSERT INTO tenants VALUES ('ten_1', 'acme', 'active', '{DAY}')",
+        "INSERT INTO adapters (id, tenant_id, name, enabled, served_version, next_version, share_prefix, created_at)"
+        f" VALUES ('adp_1', 'ten_1', 'voice', true, 2, 5, false, '{DAY}')",
+        *(
+            "INSERT INTO adapter_versions (id, adapter_id, version, source, status, digest, base_model, rank, scale,"
+            f" target_modules, size_bytes, warnings, created_at) VALUES ('adv_{version}', 'adp_1', {version},"
+            f" 'upload', 'ready', 'sha256:{digest}', '{base}', 8, 2.0, '[]', 1, '[]', '{DAY}')"
+            for version, digest, base in ((1, "a", "x"), (2, "a", "y"), (3, "b", "x"), (4, "b", "y"))
+        ),
+    )
+    downgrade(url, "0001")
+    assert [row["id"] for row in on(url, "SELECT id FROM adapter_versions ORDER BY id")] == ["adv_2", "adv_3"]
+    upgrade(url)
+    check(url)
+
+
 def test_check_says_what_to_run_on_an_empty_database(url: str) -> None:
     with pytest.raises(MigrationError, match="polygraft db upgrade"):
         check(url)

@@ -36,6 +36,11 @@ def upgrade() -> None:
         table.alter_column("digest", existing_type=sa.String(80), nullable=True)
         table.alter_column("rank", existing_type=sa.Integer(), nullable=True)
         table.alter_column("scale", existing_type=sa.Double(), nullable=True)
+        # The same contents may be there for another base model.
+        table.drop_constraint("uq_adapter_versions_adapter_id_digest", type_="unique")
+        table.create_unique_constraint(
+            "uq_adapter_versions_adapter_id_digest_base_model", ["adapter_id", "digest", "base_model"]
+        )
     with op.batch_alter_table("adapters") as table:
         table.add_column(_moment("deleted_at", nullable=True))
         table.add_column(sa.Column("next_version", sa.Integer(), nullable=True))
@@ -112,6 +117,14 @@ def downgrade() -> None:
     op.execute("DELETE FROM adapter_versions WHERE digest IS NULL OR rank IS NULL OR scale IS NULL")
     op.execute("DELETE FROM adapters WHERE served_version IS NULL OR deleted_at IS NOT NULL")
     op.execute("DELETE FROM adapter_versions WHERE adapter_id NOT IN (SELECT id FROM adapters)")
+    # Of versions with the same contents one could be there: what is served, else the first.
+    op.execute(
+        "DELETE FROM adapter_versions WHERE version <> (SELECT served_version FROM adapters "
+        "WHERE adapters.id = adapter_versions.adapter_id) AND EXISTS (SELECT 1 FROM adapter_versions AS kept "
+        "JOIN adapters ON adapters.id = kept.adapter_id WHERE kept.adapter_id = adapter_versions.adapter_id "
+        "AND kept.digest = adapter_versions.digest AND kept.id <> adapter_versions.id "
+        "AND (kept.version = adapters.served_version OR kept.version < adapter_versions.version))"
+    )
     with op.batch_alter_table("adapters") as table:
         table.add_column(sa.Column("source", sa.String(16), nullable=True))
         table.add_column(sa.Column("base_model", sa.String(255), nullable=True))
@@ -128,6 +141,8 @@ def downgrade() -> None:
         table.drop_column("next_version")
         table.drop_column("deleted_at")
     with op.batch_alter_table("adapter_versions") as table:
+        table.drop_constraint("uq_adapter_versions_adapter_id_digest_base_model", type_="unique")
+        table.create_unique_constraint("uq_adapter_versions_adapter_id_digest", ["adapter_id", "digest"])
         table.alter_column("digest", existing_type=sa.String(80), nullable=False)
         table.alter_column("rank", existing_type=sa.Integer(), nullable=False)
         table.alter_column("scale", existing_type=sa.Double(), nullable=False)

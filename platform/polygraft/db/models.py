@@ -121,7 +121,10 @@ class AdapterVersion(Base):
     """Immutable contents under a name, numbered from 1. What validation finds is None until it has ended."""
 
     __tablename__ = "adapter_versions"
-    __table_args__ = (UniqueConstraint("adapter_id", "version"), UniqueConstraint("adapter_id", "digest"))
+    __table_args__ = (
+        UniqueConstraint("adapter_id", "version"),
+        UniqueConstraint("adapter_id", "digest", "base_model"),
+    )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True, default=lambda: new_id("adv"))
     adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id", ondelete="CASCADE"))

@@ -114,16 +114,16 @@ class Intake:
     async def ready(self, ticket: Ticket, actor: Actor, info: AdapterInfo) -> Accepted:
         """Serve the contents, which must be in the blob store, under the name: from here on, all at once.
 
-        A name that was deleted before the ticket is back. Contents that the name has already are that version again,
-        and the ticket's is no more. What was begun later and is ready already goes on being served. Raises ApiError
-        404 when the adapter is gone for good.
+        A name that was deleted before the ticket is back. Contents that the name has already for the same base model
+        are that version again, and the ticket's is no more. What was begun later and is ready already goes on being
+        served. Raises ApiError 404 when the adapter is gone for good.
         """
         async with self._database.transaction() as session:
             adapter = await records.lock_by_id(session, ticket.adapter_id)
             if adapter is None:
                 raise no_adapter(ticket.name)
             newest = await records.newest_ready(session, adapter.id)
-            known = await records.version_with_digest(session, adapter.id, info.digest)
+            known = await records.version_with_digest(session, adapter.id, info.digest, ticket.base_model)
             mine = await records.version_of(session, adapter.id, ticket.version_id)
             if mine is None and known is None:
                 raise no_adapter(ticket.name)

@@ -144,9 +144,15 @@ async def version_numbered(session: AsyncSession, adapter_id: str, number: int) 
     return found
 
 
-async def version_with_digest(session: AsyncSession, adapter_id: str, digest: str) -> AdapterVersion | None:
-    """The adapter's version with these contents."""
-    query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id, AdapterVersion.digest == digest)
+async def version_with_digest(
+    session: AsyncSession, adapter_id: str, digest: str, base_model: str
+) -> AdapterVersion | None:
+    """The adapter's version with these contents for this base model."""
+    query = select(AdapterVersion).where(
+        AdapterVersion.adapter_id == adapter_id,
+        AdapterVersion.digest == digest,
+        AdapterVersion.base_model == base_model,
+    )
     found: AdapterVersion | None = await session.scalar(query)
     return found
 

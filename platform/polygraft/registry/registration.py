@@ -103,7 +103,7 @@ async def _register(session: AsyncSession, tenant_id: str, base_model: str, item
     """Serve the contents under the name: an old version if it has them already, else the next one."""
     name, info = item.option.name, item.info
     adapter = await records.lock_or_make(session, tenant_id, name)
-    known = await records.version_with_digest(session, adapter.id, info.digest)
+    known = await records.version_with_digest(session, adapter.id, info.digest, base_model)
     if known is None:
         number = records.take_number(adapter)
         known = AdapterVersion(adapter_id=adapter.id, version=number, source=OPTION, base_model=base_model)

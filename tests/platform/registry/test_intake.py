@@ -61,6 +61,17 @@ async def test_new_content_is_the_next_version_and_old_content_the_old_one(
     assert await push("other", "pirate", "a") == Accepted(1, existed=False)
 
 
+async def test_the_same_content_for_another_base_model_is_another_version(
+    push: Push, intake: Intake, adapters: Adapters, owners: dict[str, Owner], actor: Actor
+) -> None:
+    assert await push("acme", "pirate", "a") == Accepted(1, existed=False)
+    for existed in (False, True):
+        ticket = await intake.begin(owners["acme"], actor, "pirate", "larger", "upload", None)
+        assert await intake.ready(ticket, actor, info_of("a")) == Accepted(2, existed=existed)
+    versions = await adapters.versions(owners["acme"], "pirate", 10, None)
+    assert [(version.version, version.base_model) for version in versions] == [(2, "larger"), (1, "base")]
+
+
 async def test_a_refused_version_changes_nothing_but_is_told_of(
     push: Push, begin: Begin, intake: Intake, registry: Registry, principals: dict[str, Principal],
     owners: dict[str, Owner], actor: Actor,
