@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 _NICE = 4
 """Somebody waits for it, though not as urgently as for tokens."""
+_FULL_SECONDS = 0.01
+"""Before it is tried again to send what the socket has no room for."""
 _MAX_VERDICT = 4 << 20
 _CLOCK = 3
 """Seconds by the clock for each of the processor's."""
@@ -133,6 +135,7 @@ class _Server:
         self._link = link
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._sending = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -156,9 +159,10 @@ class _Server:
     async def run(self, request: bytes, out: int) -> int:
         """The exit code of the fork that answers the request. Raises OSError, ApiError 503 when the process dies."""
         number = next(self._numbers)
-        socket.send_fds(self._link, [ASKED.pack(number, len(request)) + request], [out])
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
+            async with self._sending:
+                await self._send(ASKED.pack(number, len(request)) + request, out)
             return await self._waiting[number]
         finally:
             del self._waiting[number]
@@ -168,6 +172,22 @@ class _Server:
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
         await end(self._process, 0.0)
+
+    async def _send(self, message: bytes, out: int) -> None:
+        """All of it; the file goes along with the first bytes."""
+        while True:
+            try:
+                sent = socket.send_fds(self._link, [message], [out])
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_SECONDS)
+        try:
+            if sent < len(message):
+                await asyncio.get_running_loop().sock_sendall(self._link, message[sent:])
+        except BaseException:
+            # What is sent next would be taken for the rest of this.
+            self._listening.cancel()
+            raise
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,12 +1,14 @@
 """The checker's processes: what they find, and that they cannot take more than they are given."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -60,6 +62,17 @@ async def test_they_say_what_inspection_in_this_process_says(
     assert set(os.listdir(adapter)) == {CONFIG, WEIGHTS}
     assert len(servers()) == 1
     assert servers()[0].children() == []
+
+
+async def test_requests_that_the_socket_has_no_room_for_at_once(
+    checkers: Checkers, adapter: Path, card: ModelCard
+) -> None:
+    others = {f"another_projection_{number}": (4, 4) for number in range(20_000)}
+    modules = dataclasses.replace(card.modules, shapes={**card.modules.shapes, **others})
+    large = msgspec.structs.replace(card, modules=modules)
+    found = await asyncio.gather(*(checkers.validate(adapter, large, LIMITS) for _ in range(4)))
+    assert [info.rank for info in found] == [2] * 4
+    assert len(servers()) == 1
 
 
 async def test_an_archive_is_unpacked_first_and_again_if_that_was_cut_off(
