@@ -83,7 +83,7 @@ async def completion_call(inference: Inference, principal: Principal, body: Comp
         include_usage=body.include_usage,
         new_writer=None if params.logprobs is None else partial(_writer, served, params.skip_special_tokens),
         n=body.n,
-        echoes=[_echo(served, prompt) for prompt in prompts] if body.echo else None,
+        echoes=[await _echo(served, prompt) for prompt in prompts] if body.echo else None,
     )
     job = _job(inference, tenant, resolved, head, prompts, params)
     return Call(job, resolved, answer, body.stream, body.include_usage, started)
@@ -113,8 +113,8 @@ def _writer(served: ServedModel, skip_special_tokens: bool) -> CompletionLogprob
     return CompletionLogprobsWriter(tokens, lambda token: skip_special_tokens and tokens.is_special(token))
 
 
-def _echo(served: ServedModel, prompt: Prompt) -> Echo:
-    return Echo(prompt.ids, served.tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text)
+async def _echo(served: ServedModel, prompt: Prompt) -> Echo:
+    return Echo(prompt.ids, await served.tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text)
 
 
 def _job(

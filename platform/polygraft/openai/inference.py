@@ -54,14 +54,15 @@ class Inference:
     queue: GatewayQueue
     resolver: ModelResolver
     catalog: ModelCatalog
+    """The owner of the Inference closes it, and the renderer."""
     gateway_id: str
     observer: Observer
     renderer: ChatRenderer = field(default_factory=ChatRenderer)
-    """The owner of the Inference closes it."""
     seeds: SeedSource = field(default_factory=seed_source)
     keep_alive: float = 10.0
     """Seconds of silence after which a stream carries a comment."""
 
     def close(self) -> None:
-        """End what was started for rendering templates."""
+        """End what was started for templates and texts."""
         self.renderer.close()
+        self.catalog.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +73,7 @@ def build_router(inference: Inference) -> APIRouter:
         body = await read_body(request, DetokenizeBody)
         served = await _served(inference, request, body.model)
         check_ids(body.tokens, served.card, "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(served.tokenizer.decode, body.tokens)})
+        return JSONResponse({"prompt": await served.tokenizer.decode(body.tokens)})
 
     return router
 

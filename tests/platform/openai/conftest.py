@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -112,9 +113,10 @@ def cards() -> Mapping[str, ModelCard]:
 
 
 @pytest.fixture(scope="session")
-def served(cards: Mapping[str, ModelCard], tokenizers: Path) -> Callable[[str], ServedModel]:
+def served(cards: Mapping[str, ModelCard], tokenizers: Path) -> Iterator[Callable[[str], ServedModel]]:
     """A model by name, without a queue."""
-    return lambda name: ServedModel(cards[name], ModelTokenizer(tokenizers / cards[name].tokenizer))
+    with ThreadPoolExecutor(1) as threads:
+        yield lambda name: ServedModel(cards[name], ModelTokenizer(tokenizers / cards[name].tokenizer, threads))
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +178,7 @@ async def running_app(
     app.add_middleware(_Authenticated, principal=principal, admissions=app.state.admissions)
     yield app
     await queue.close()
+    inference.catalog.close()
 
 
 @pytest.fixture
