@@ -125,9 +125,12 @@ def too_much(max_bytes: int) -> AdapterError:
 
 
 def _unreachable(where: str, error: Exception) -> AdapterError:
-    # What a library says may tell of the server's network and its credentials: that is for the log.
-    log.warning("import_failed", source=where, error=str(error))
-    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError | HfHubHTTPError) else None
+    # What a library says may tell of the server's network: that is for the log.
+    answer = error.response if isinstance(error, httpx.HTTPStatusError | HfHubHTTPError) else None
+    status = None if answer is None else answer.status_code
+    # Such an error repeats the address, which after a redirection is a signed one: as good as a password.
+    said = str(error) if answer is None else f"{answer.status_code} from {answer.request.url.host}"
+    log.warning("import_failed", source=where, kind=type(error).__name__, error=said)
     if status in (401, 403, 404):
         problem = "does not exist, or this server may not read it"
     else:

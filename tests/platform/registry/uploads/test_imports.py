@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from huggingface_hub import constants
 from moto.server import ThreadedMotoServer
 
@@ -213,6 +214,14 @@ class FakeHub(BaseHTTPRequestHandler):
         if self.path.startswith("/api/models/org/pirate/tree/v1?"):
             listed = [{"type": "file", "path": each, "size": 1, "oid": "0"} for each in [*files(), "README.md"]]
             self._answer(200, json.dumps(listed).encode(), "application/json")
+        elif self.path.startswith("/api/models/org/moved/tree/main?"):
+            listed = [{"type": "file", "path": each, "size": 1, "oid": "0"} for each in files()]
+            self._answer(200, json.dumps(listed).encode(), "application/json")
+        elif self.path.startswith("/org/moved/resolve/main/"):
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere?X-Signature=secret")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif self.path.startswith("/org/pirate/resolve/v1/"):
             self._answer(200, (files() | {"README.md": b"# pirate"})[name], "application/octet-stream")
         else:
@@ -256,6 +265,16 @@ async def test_what_the_hub_does_not_have(client: httpx.AsyncClient, shown: Show
     found = await ended(client, shown, "hf://org/other")
     assert found.status == "failed"
     assert "hf://org/other@main: does not exist" in found.status_reason
+
+
+@pytest.mark.usefixtures("hub")
+async def test_the_signed_address_of_a_redirection_is_told_to_nobody(client: httpx.AsyncClient, shown: Shown) -> None:
+    with structlog.testing.capture_logs() as logged:
+        found = await ended(client, shown, "hf://org/moved")
+    assert found.status == "failed"
+    [entry] = [entry for entry in logged if entry["event"] == "import_failed"]
+    assert (entry["kind"], entry["error"]) == ("HTTPStatusError", "404 from 127.0.0.1")
+    assert "Signature" not in f"{logged} {found}"
 
 
 async def test_a_server_without_network_says_so(client: httpx.AsyncClient, shown: Shown) -> None:
