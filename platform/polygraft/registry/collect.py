@@ -89,6 +89,9 @@ class Collector:
                 collected = await self.collect()
             except (ApiError, SQLAlchemyError, BlobError, OSError) as error:
                 log.warning("not_collected", error=str(error))
+            except Exception:
+                # The gateway answers requests without it: no reason to end.
+                log.exception("not_collected")
             else:
                 if collected != Collected():
                     log.info("collected", purged=collected.purged, deleted=collected.deleted, left=collected.leftovers)

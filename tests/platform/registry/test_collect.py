@@ -276,22 +276,25 @@ async def test_what_the_dead_left_half_done_is_swept_away(collector: Collector, 
 
 
 class Shaky(BlobStore):
-    """Does not answer at first."""
+    """Fails at first, in this way."""
 
     calls = 0
+    failure: Exception
 
     def adapters(self) -> dict[str, float]:
         self.calls += 1
         if self.calls == 1:
-            raise BlobUnavailable("away")
+            raise self.failure
         return super().adapters()
 
 
-async def test_it_goes_on_after_what_did_not_answer(
-    database: Database, turns: Turns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [BlobUnavailable("away"), KeyError("a mistake")])
+async def test_it_goes_on_after_what_did_not_work(
+    database: Database, turns: Turns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(implementation, "_ROUND_SECONDS", 0.01)
     shaky = Shaky(tmp_path / "blobs")
+    shaky.failure = failure
     collecting = asyncio.create_task(Collector(database, shaky, turns).keep_collecting())
     deadline = time.monotonic() + 10
     while shaky.calls < 3:

@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 TAKEOVER_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
+LONGEST_PAUSE = 120.0
+"""Between rounds of which each fails in a way that nobody has foreseen."""
 _TOLD = 3
 GIVE_UP_AFTER = timedelta(hours=1)
 """Of trying to check a version: what has not worked by then, does not work the next time either."""
@@ -101,16 +103,22 @@ class Validator:
 
     async def keep_going(self) -> None:
         """Take over what dead gateways have left, and delete what nobody will come back for. Runs for ever."""
-        swept = -SWEEP_SECONDS
+        swept, pause = -SWEEP_SECONDS, TAKEOVER_SECONDS
         while True:
             try:
                 await self.take_over()
                 if (moment := asyncio.get_running_loop().time()) >= swept + SWEEP_SECONDS:
                     await self.sweep()
                     swept = moment
+                pause = TAKEOVER_SECONDS
             except (SQLAlchemyError, OSError) as error:
                 log.warning("uploads_not_tended", error=str(error))
-            await asyncio.sleep(TAKEOVER_SECONDS)
+                pause = TAKEOVER_SECONDS
+            except Exception:
+                # The gateway answers requests without it: no reason to end.
+                log.exception("uploads_not_tended")
+                pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
 
     async def take_over(self) -> None:
         """Go on with the versions whose gateway has died, or fail them where their files are gone."""

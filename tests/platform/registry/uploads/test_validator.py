@@ -20,7 +20,7 @@ from polygraft.db import AdapterVersion, Database, now
 from polygraft.errors import ApiError, unavailable
 from polygraft.registry.intake import Intake, Ticket
 from polygraft.registry.live import LiveModels
-from polygraft.registry.uploads import service
+from polygraft.registry.uploads import service, validator
 from polygraft.registry.uploads.assembly import Receiving, assemble
 from polygraft.registry.uploads.staging import Staging
 from polygraft.registry.uploads.validator import GIVE_UP_AFTER, Validator
@@ -211,6 +211,31 @@ async def test_trouble_that_does_not_end_is_given_up(
         return staged() == []
 
     await eventually(removed)
+
+
+@pytest.mark.parametrize("failure", [OSError("no disk"), KeyError("a mistake")])
+async def test_tending_goes_on_after_what_did_not_work(
+    heir: Validator, intake: Intake, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+
+    async def abandoned() -> list[Ticket]:
+        nonlocal rounds
+        rounds += 1
+        if rounds < 3:
+            raise failure
+        return []
+
+    async def third() -> bool:
+        return rounds >= 3
+
+    monkeypatch.setattr(validator, "TAKEOVER_SECONDS", 0.01)
+    monkeypatch.setattr(intake, "abandoned", abandoned)
+    tending = asyncio.create_task(heir.keep_going())
+    await eventually(third)
+    tending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tending
 
 
 async def test_a_lease_is_renewed_while_the_check_runs(
