@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sqlalchemy.exc import IntegrityError
+
 from polygraft.audit import Actor
 from polygraft.db import AdapterAlias, AdapterShare
 from polygraft.errors import bad_request, not_found
@@ -85,7 +87,11 @@ class Shares:
                 adapter.share_prefix = share_prefix
             if changed:
                 audit(session, actor, "adapter.share", adapter, to=tenant.id, share_prefix=adapter.share_prefix)
-                await session.flush()
+                try:
+                    await session.flush()
+                except IntegrityError:
+                    # The borrower was deleted since it was found.
+                    raise not_found("tenant", borrower) from None
             return ShareObject(
                 adapter=adapter.name,
                 tenant_id=tenant.id,

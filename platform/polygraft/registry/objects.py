@@ -20,12 +20,12 @@ def no_adapter(name: str) -> ApiError:
 
 
 async def adapter_object(session: AsyncSession, owner: Owner, adapter: Adapter) -> AdapterObject:
-    """The adapter as it stands in this transaction."""
+    """The adapter, which the transaction holds, as it stands."""
     return (await adapter_objects(session, owner, [adapter]))[0]
 
 
 async def adapter_objects(session: AsyncSession, owner: Owner, adapters: Sequence[Adapter]) -> list[AdapterObject]:
-    """The adapters in their order."""
+    """The adapters in their order, but those that have just been purged."""
     return [_object(owner, shown) for shown in await records.shown(session, adapters)]
 
 
@@ -34,7 +34,10 @@ async def found_object(session: AsyncSession, owner: Owner, name: str) -> Adapte
     adapter = await records.by_name(session, owner.tenant_id, name)
     if adapter is None:
         return None
-    shown = (await records.shown(session, [adapter]))[0]
+    found = await records.shown(session, [adapter])
+    if not found:
+        return None
+    shown = found[0]
     if adapter.enabled and adapter.deleted_at is None:
         return _object(owner, shown)
     since = adapter.deleted_at

@@ -9,10 +9,12 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion
+from polygraft.errors import not_found
 
 _LIVE = (Adapter.enabled, Adapter.deleted_at.is_(None))
 
@@ -65,14 +67,19 @@ async def _lock(session: AsyncSession, *where: ColumnElement[bool]) -> Adapter |
 
 async def lock_or_make(session: AsyncSession, tenant_id: str, name: str) -> Adapter:
     """The tenant's adapter of that name, whatever its state and made if there is none, held until the transaction
-    ends. Whoever makes it too waits, and gets the same.
+    ends. Whoever makes it too waits, and gets the same. Raises ApiError 404 when the tenant has just been deleted.
     """
     found = await lock(session, tenant_id, name, live=False)
     if found is None:
         insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-        await session.execute(insert(Adapter).values(tenant_id=tenant_id, name=name).on_conflict_do_nothing())
+        try:
+            await session.execute(insert(Adapter).values(tenant_id=tenant_id, name=name).on_conflict_do_nothing())
+        except IntegrityError:
+            raise not_found("tenant", tenant_id) from None
         found = await lock(session, tenant_id, name, live=False)
-        assert found is not None, "it was made, or somebody else did"
+        if found is None:
+            # Somebody else made it, and it has gone with its tenant.
+            raise not_found("tenant", tenant_id)
     return found
 
 
@@ -118,7 +125,9 @@ async def newest_adapters(
 
 
 async def shown(session: AsyncSession, adapters: Sequence[Adapter]) -> list[Shown]:
-    """The adapters with their served and newest versions and their aliases: two queries, however many they are."""
+    """The adapters with their served and newest versions and their aliases: two queries, however many they are. One
+    that has been purged since it was found is passed over.
+    """
     ids = {"ids": [adapter.id for adapter in adapters]}
     versions: dict[str, list[AdapterVersion]] = defaultdict(list)
     for version in await session.scalars(_SHOWN_VERSIONS, ids):
@@ -134,6 +143,7 @@ async def shown(session: AsyncSession, adapters: Sequence[Adapter]) -> list[Show
             aliases=aliases[adapter.id],
         )
         for adapter in adapters
+        if versions[adapter.id]
     ]
 
 

@@ -1,14 +1,17 @@
 """A version's way from its number to being served or refused."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor
-from polygraft.db import AdapterVersion, Database, Tenant, now
+from polygraft.db import Adapter, AdapterVersion, Database, Tenant, now
 from polygraft.errors import ApiError
+from polygraft.registry import records
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.intake import Accepted, Intake, Ticket
 from polygraft.registry.registration import retire_options
@@ -193,6 +196,30 @@ async def test_a_tenant_that_is_deleted_meanwhile_takes_its_version_along(
     with pytest.raises(ApiError) as gone:
         await intake.ready(ticket, actor, info_of("a"))
     assert (gone.value.status, gone.value.code) == (404, "not_found")
+
+
+async def test_nothing_begins_for_a_tenant_that_has_just_been_deleted(intake: Intake, actor: Actor) -> None:
+    with pytest.raises(ApiError) as gone:
+        await intake.begin(Owner("ten_gone", "gone"), actor, "pirate", "base", "upload", None)
+    assert (gone.value.status, gone.value.code) == (404, "not_found")
+
+
+async def test_an_adapter_that_is_purged_while_it_is_looked_at_is_not_there(
+    push: Push, intake: Intake, adapters: Adapters, owners: dict[str, Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await push("acme", "pirate", "a")
+    await push("acme", "haiku", "a")
+    shown = records.shown
+
+    async def purged_before(session: AsyncSession, found: Sequence[Adapter]) -> list[records.Shown]:
+        await session.execute(delete(AdapterVersion).where(AdapterVersion.adapter_id == found[-1].id))
+        return await shown(session, found)
+
+    monkeypatch.setattr(records, "shown", purged_before)
+    assert [found.name for found in await adapters.page(owners["acme"], 10, None)] == ["haiku"]
+    with pytest.raises(ApiError) as gone:
+        await adapters.get(owners["acme"], "pirate")
+    assert gone.value.status == 404
 
 
 @pytest.mark.parametrize(

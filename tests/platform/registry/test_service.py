@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor
 from polygraft.card import ModelCard
 from polygraft.db import Adapter, AdapterVersion, Database, Tenant
 from polygraft.errors import ApiError
+from polygraft.registry import lending
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.lending import Aliases, Shares
 from polygraft.registry.live import STALLED_SECONDS, LiveModels
@@ -177,6 +179,18 @@ async def test_lent_adapters_are_called_by_their_owners_name_until_they_are_take
     await shares.take_back(owners["acme"], actor, "pirate", "other")
     assert (await refusal(registry, principals["other"], "acme/pirate")).status == 404
     assert len(await registry.list_models(principals["other"])) == 1
+
+
+async def test_nothing_is_lent_to_a_tenant_that_has_just_been_deleted(
+    shares: Shares, owners: dict[str, Owner], actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find(_session: AsyncSession, reference: str) -> Tenant:
+        return Tenant(id="ten_gone", name=reference)
+
+    monkeypatch.setattr(lending, "find", find)
+    with pytest.raises(ApiError) as gone:
+        await shares.lend(owners["acme"], actor, "pirate", "other", None)
+    assert (gone.value.status, gone.value.message) == (404, "There is no tenant `other`.")
 
 
 async def test_borrowers_share_prefixes_only_where_the_owner_says_so(
