@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 FETCH_SECONDS = 3600.0
 _TIMEOUT = httpx.Timeout(30.0)
-_MOST_FILES = 1000
+MOST_FILES = 1000
+"""That a folder or a prefix may hold which is an adapter's."""
 _PIECE = 1 << 20
 
 
@@ -87,11 +88,10 @@ class BucketSource:
         store = S3Store.from_url(f"s3://{self.bucket}")
         under = f"{self.prefix}/" if self.prefix else ""
         paths: list[str] = []
-        async for page in obstore.list(store, self.prefix or None, chunk_size=_MOST_FILES):
+        async for page in obstore.list(store, self.prefix or None, chunk_size=MOST_FILES):
             paths.extend(found["path"].removeprefix(under) for found in page)
-            if len(paths) > _MOST_FILES:
-                hint = "name the adapter's own folder"
-                raise AdapterError([Problem("source", f"has more than {_MOST_FILES} objects", hint)])
+            if len(paths) > MOST_FILES:
+                raise too_many("objects")
         allowance = _Allowance(self.max_bytes)
         for name, path in choose(paths).items():
             answer = await obstore.get_async(store, under + path)
@@ -122,6 +122,11 @@ async def _save(chunks: AsyncIterator[_Chunk], to: Path, allowance: _Allowance) 
 def too_much(max_bytes: int) -> AdapterError:
     """An adapter that is larger than this server takes."""
     return AdapterError([Problem("source", f"has more than {max_bytes} bytes", "ask for a larger --max-adapter-size")])
+
+
+def too_many(what: str) -> AdapterError:
+    """A place that is no adapter's folder."""
+    return AdapterError([Problem("source", f"has more than {MOST_FILES} {what}", "name the adapter's own folder")])
 
 
 def _unreachable(where: str, error: Exception) -> AdapterError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from polygraft.db import AdapterVersion, Upload
+from polygraft.db import AdapterVersion, Tenant, Upload
 
 
 async def upload(session: AsyncSession, tenant_id: str, upload_id: str, moment: datetime) -> Upload | None:
@@ -16,6 +16,13 @@ async def upload(session: AsyncSession, tenant_id: str, upload_id: str, moment: 
     query = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id, Upload.expires_at > moment)
     found: Upload | None = await session.scalar(query)
     return found
+
+
+async def lock_tenant(session: AsyncSession, tenant_id: str) -> bool:
+    """Hold the tenant until the transaction ends. False if there is none (any more)."""
+    # An update that changes nothing: SQLite knows no FOR UPDATE.
+    held = update(Tenant).where(Tenant.id == tenant_id).values(status=Tenant.status).returning(Tenant.id)
+    return await session.scalar(held, execution_options={"synchronize_session": False}) is not None
 
 
 async def count_uploads(session: AsyncSession, tenant_id: str, moment: datetime) -> int:

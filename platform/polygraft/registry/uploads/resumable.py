@@ -61,7 +61,9 @@ class Resumable:
         self._max_bytes = max_bytes
 
     async def create(self, owner: Owner, actor: Actor, body: UploadBody) -> UploadObject:
-        """Announce an upload. Raises ApiError: 400, 413, and 429 when too many are open."""
+        """Announce an upload. Raises ApiError: 400, 413, 429 when too many are open, and 404 for a tenant that has
+        just been deleted.
+        """
         filename = next((name for ending, name in _ENDINGS.items() if body.filename.lower().endswith(ending)), None)
         if filename is None:
             raise bad_request("`filename` must end in .zip or .tar.gz.", param="filename")
@@ -79,6 +81,9 @@ class Resumable:
             expires_at=moment + EXPIRY,
         )
         async with self._database.transaction() as session:
+            # Whoever announces one at the same time counts after this one is there.
+            if not await repository.lock_tenant(session, owner.tenant_id):
+                raise not_found("tenant", owner.tenant_name)
             if await repository.count_uploads(session, owner.tenant_id, moment) >= MAX_OPEN:
                 raise ApiError(
                     429,

@@ -16,12 +16,11 @@ from urllib.parse import unquote, urlsplit
 from polygraft.errors import ApiError, bad_request, shortened
 from polygraft.registry.roots import adapter_roots, below_roots
 from polygraft.registry.uploads.contents import choose
-from polygraft.registry.uploads.remote import BucketSource, HubSource, too_much
+from polygraft.registry.uploads.remote import MOST_FILES, BucketSource, HubSource, too_many, too_much
 from polygraft_adapters.types import AdapterError, Problem
 
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,255}))?", re.ASCII)
 _BUCKET = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,62})/(?P<prefix>[\w./ +=@()'!*-]{0,1000})", re.ASCII)
-_MOST_FILES = 1000
 
 
 class Source(Protocol):
@@ -90,8 +89,10 @@ class FolderSource:
     def _copy(self, folder: Path) -> None:
         try:
             names = [entry.name for entry in os.scandir(self.path)]
+            if len(names) > MOST_FILES:
+                raise too_many("files")
             left = self.max_bytes
-            for name, found in choose(names[:_MOST_FILES]).items():
+            for name, found in choose(names).items():
                 # Links are followed, so that a Hub cache can be served, but never out of the roots.
                 path = below_roots(str(self.path / found), self.roots, param="source")
                 if not stat.S_ISREG(path.stat().st_mode):

@@ -206,6 +206,13 @@ async def test_more_than_an_adapter_may_have(client: httpx.AsyncClient, shown: S
     assert "more than 1048576 bytes" in (await ended(client, shown, f"file://{root}/big")).status_reason
 
 
+async def test_a_folder_with_more_files_than_an_adapter_has(
+    client: httpx.AsyncClient, shown: Shown, root: Path
+) -> None:
+    put(root / "many", files() | {f"{number}": b"" for number in range(999)})
+    assert "more than 1000 files" in (await ended(client, shown, f"file://{root}/many")).status_reason
+
+
 class FakeHub(BaseHTTPRequestHandler):
     """The few answers of the Hub that are needed."""
 

@@ -1,5 +1,6 @@
 """Uploads in pieces, over broken connections and restarts."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -188,6 +189,12 @@ async def test_the_number_of_open_ones_is_bounded(client: httpx.AsyncClient) -> 
     assert (await client.post(UPLOADS, json=body, headers={"X-Tenant": "other"})).status_code == 201
     await client.delete(f"{UPLOADS}/{uploads[0]}")
     assert (await client.post(UPLOADS, json=body)).status_code == 201
+
+
+async def test_announcing_many_at_once_opens_no_more(client: httpx.AsyncClient) -> None:
+    body = {"name": "pirate", "filename": "a.zip", "size_bytes": 1}
+    answers = await asyncio.gather(*(client.post(UPLOADS, json=body) for _ in range(resumable.MAX_OPEN + 4)))
+    assert sorted(answer.status_code for answer in answers) == [201] * resumable.MAX_OPEN + [429] * 4
 
 
 async def test_two_at_once_on_one_upload(client: httpx.AsyncClient, staging: Staging) -> None:
