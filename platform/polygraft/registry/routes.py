@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: FastAPI must see the dependency that build_router is given.
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Annotated, Protocol
 
@@ -31,12 +31,17 @@ from polygraft.registry.schemas import (
     ShareObject,
     VersionObject,
 )
+from polygraft.registry.turns import Turns
 from polygraft.tenancy.request import Owner, OwnerOf, actor_of
 
 log = structlog.get_logger(__name__)
 
 Version = Annotated[int, Path(ge=1, le=LARGEST_VERSION)]
 GZIP = "application/gzip"
+CHECKS_AT_ONCE = 2
+"""Every byte of an adapter is hashed before it is sent: a thread and a core each, which others want too."""
+CHECK_PATIENCE = 10.0
+"""Seconds."""
 
 
 class AdapterBlobs(Protocol):
@@ -54,6 +59,8 @@ class AdapterServices:
     aliases: Aliases
     shares: Shares
     blobs: AdapterBlobs
+    checks: Turns = field(default_factory=lambda: Turns(CHECKS_AT_ONCE, CHECK_PATIENCE))
+    """Of contents that are fetched, by tenants and operators together."""
 
 
 def build_router(services: AdapterServices, *, prefix: str, owner: OwnerOf) -> APIRouter:
@@ -112,7 +119,8 @@ def build_router(services: AdapterServices, *, prefix: str, owner: OwnerOf) -> A
         """The version's configuration and weights as a .tar.gz."""
         digest = await adapters.digest(owner, name, version)
         try:
-            folder = await asyncio.to_thread(services.blobs.verified_adapter, digest)
+            async with services.checks.one("fetch adapters"):
+                folder = await asyncio.to_thread(services.blobs.verified_adapter, digest)
             packed = await asyncio.to_thread(tar_gz, folder)
         except (BlobError, OSError) as error:
             log.error("adapter_content_missing", digest=digest, error=str(error))

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from polygraft.openai.errors import install_error_handlers
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.lending import MAX_ALIASES, Aliases, Shares
 from polygraft.registry.routes import AdapterServices, build_router
+from polygraft.registry.turns import Turns
 from polygraft.tenancy.principal import Principal
 from polygraft.tenancy.request import Owner, calling_tenant
 
@@ -373,6 +375,42 @@ async def test_contents_are_sent_as_a_tar_gz(
     assert contents == {"adapter_config.json": b"{}", "adapter_model.safetensors": weights}
     (tmp_path / "adapter_model.safetensors").unlink()
     assert (await acme.get("/pirate/versions/1/content")).status_code == 503
+
+
+async def test_contents_are_checked_one_after_the_other_and_who_waits_long_may_come_back(
+    adapters: Adapters, aliases: Aliases, shares: Shares, principals: dict[str, Principal], push: Push, tmp_path: Path
+) -> None:
+    await push("acme", "pirate", "a")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    checking, release, checked = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def verified_adapter(self, digest: str) -> Path:
+            checked.append(digest)
+            checking.set()
+            release.wait()
+            return tmp_path
+
+    app = FastAPI()
+    install_error_handlers(app)
+    services = AdapterServices(adapters, aliases, shares, Slow(), checks=Turns(1, patience=0.1))
+    for prefix in (PREFIX, "/again"):
+        app.include_router(build_router(services, prefix=prefix, owner=calling_tenant))
+    async with client(app, principals, "acme") as acme:
+        first = asyncio.create_task(acme.get("/pirate/versions/1/content"))
+        try:
+            async with asyncio.timeout(10):
+                while not checking.is_set():  # noqa: ASYNC110 - a thread sets it
+                    await asyncio.sleep(0.01)
+            refused = await acme.get("http://localhost/again/pirate/versions/1/content")
+        finally:
+            release.set()
+        assert error(refused)[:2] == (503, "overloaded")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await first).status_code == 200
+        assert (await acme.get("/pirate/versions/1/content")).status_code == 200
+    assert len(checked) == 2
 
 
 async def test_versions_that_are_not_ready_have_no_contents(
