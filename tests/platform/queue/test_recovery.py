@@ -223,8 +223,7 @@ async def test_the_jobs_of_a_vanished_gateway_are_cancelled(
     running = await vanishing.open(make_job(gateway="g2"))
     [claimed] = worker.claim(1, "n")
     await vanishing.open(make_job(gateway="g2"))
-    for task in list(vanishing._tasks):
-        task.cancel()
+    await vanishing._tasks.end()
     cancelled: frozenset[str] = frozenset()
     async with asyncio.timeout(5):
         while not cancelled:
