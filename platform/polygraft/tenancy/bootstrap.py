@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.db import ApiKey, Database, Tenant
+from polygraft.errors import ConfigError
 from polygraft.tenancy import repository
-from polygraft.tenancy.keys import KeyHasher, new_key, shown_prefix
+from polygraft.tenancy.keys import ENVIRONMENT, KeyHasher, new_key, shown_prefix
 from polygraft.tenancy.principal import TENANT_SCOPES, Scope
 
 DEFAULT_TENANT = "default"
@@ -31,7 +32,7 @@ async def bootstrap(
     """See that the tenant `default` and a key of each kind exist.
 
     A key given here (from the environment) is made to work; otherwise a random one is made where none ever
-    existed. Running it again changes nothing.
+    existed. Running it again changes nothing. Raises ConfigError for a given key that is somebody else's.
     """
     async with database.transaction() as session:
         tenant = await repository.tenant_by_name(session, DEFAULT_TENANT)
@@ -57,13 +58,21 @@ async def _ensure(session: AsyncSession, hasher: KeyHasher, tenant_id: str | Non
 
 
 async def _ensure_given(session: AsyncSession, hasher: KeyHasher, tenant_id: str | None, key: str) -> None:
-    """One key per owner comes from the environment: a new value replaces the old one, a revoked one stays revoked."""
+    """One key per owner comes from the environment: a new value replaces the old one. A key that the owner has already
+    is left as it is, also if it is revoked.
+    """
     digest = hasher.digest(key)
-    row = await repository.key_by_name(session, tenant_id, "environment")
+    known = await repository.key_by_hash(session, digest)
+    if known is not None:
+        if known.tenant_id != tenant_id:
+            option = "--bootstrap-admin-key" if tenant_id is None else "--bootstrap-tenant-key"
+            raise ConfigError(f"what {option} gives is the key `{known.id}` of somebody else")
+        return
+    row = await repository.key_by_name(session, tenant_id, ENVIRONMENT)
     if row is None:
-        session.add(_row(hasher, tenant_id, "environment", key))
-    elif row.key_hash != digest:
-        row.key_hash, row.prefix, row.revoked_at = digest, shown_prefix(key), None
+        session.add(_row(hasher, tenant_id, ENVIRONMENT, key))
+    else:
+        row.key_hash, row.prefix, row.revoked_at, row.expires_at = digest, shown_prefix(key), None, None
 
 
 def _row(hasher: KeyHasher, tenant_id: str | None, name: str, key: str) -> ApiKey:

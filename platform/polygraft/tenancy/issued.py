@@ -16,7 +16,7 @@ from polygraft.db import ApiKey, Database, Tenant, now
 from polygraft.errors import ApiError, bad_request, not_found, unknown_cursor
 from polygraft.queue.messages import AccessChange
 from polygraft.tenancy import repository
-from polygraft.tenancy.keys import KeyHasher, new_key, shown_prefix
+from polygraft.tenancy.keys import ENVIRONMENT, KeyHasher, new_key, shown_prefix
 from polygraft.tenancy.principal import TENANT_SCOPES, Scope
 from polygraft.tenancy.tenants import Announce, find
 
@@ -61,8 +61,12 @@ class IssuedKeys:
     ) -> Issued:
         """A key of the tenant with this id or name; all of a tenant's scopes unless told otherwise.
 
-        Raises ApiError: 400 for rights that no key can have, 404 without the tenant.
+        Raises ApiError: 400 for rights that no key can have and for a name that is not theirs, 404 without the tenant.
         """
+        if name == ENVIRONMENT:
+            raise bad_request(
+                f"`{ENVIRONMENT}` is the name of the key that the server's own options give.", param="name"
+            )
         rights = TENANT_SCOPES if scopes is None else frozenset(scopes)
         if not rights or not rights <= TENANT_SCOPES:
             raise bad_request(f"`scopes` must be some of {', '.join(sorted(TENANT_SCOPES))}.", param="scopes")

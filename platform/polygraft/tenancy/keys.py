@@ -16,6 +16,8 @@ KEY_CHARACTERS = 40
 """238 bits: no key can be guessed, so a fast keyed hash is enough to store it."""
 PREFIX_CHARACTERS = 8
 """How much of a key a listing may show beyond the kind."""
+ENVIRONMENT = "environment"
+"""The name of the key that a start is given, which the next start may replace; no other key may have it."""
 
 
 def new_key(*, admin: bool = False) -> str:

@@ -46,9 +46,9 @@ async def key_by_hash(session: AsyncSession, key_hash: str) -> ApiKey | None:
 
 
 async def key_by_name(session: AsyncSession, tenant_id: str | None, name: str) -> ApiKey | None:
-    """The oldest key of that name of a tenant, or of the operators (None)."""
+    """The newest key of that name of a tenant, or of the operators (None)."""
     query = select(ApiKey).where(ApiKey.tenant_id.is_not_distinct_from(tenant_id), ApiKey.name == name)
-    found: ApiKey | None = await session.scalar(query.order_by(ApiKey.created_at).limit(1))
+    found: ApiKey | None = await session.scalar(query.order_by(ApiKey.created_at.desc()).limit(1))
     return found
 
 

@@ -1,10 +1,12 @@
 """The first start makes keys, later ones do not."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import select
 
 from polygraft.db import ApiKey, Database
-from polygraft.errors import ApiError
+from polygraft.errors import ApiError, ConfigError
 from polygraft.tenancy.bootstrap import bootstrap
 from polygraft.tenancy.keys import KeyHasher
 from polygraft.tenancy.service import Authenticator
@@ -53,3 +55,44 @@ async def test_a_new_key_from_the_environment_replaces_the_old_one(database: Dat
     assert (await keys.authenticate("second-key")).tenant_name == "default"
     with pytest.raises(ApiError, match="Incorrect API key"):
         await keys.authenticate("first-key")
+
+
+async def test_a_key_that_the_tenant_has_already_may_be_given(database: Database, hasher: KeyHasher) -> None:
+    made = (await bootstrap(database, hasher)).tenant_key
+    await bootstrap(database, hasher, tenant_key=made)
+    async with database.transaction() as session:
+        assert len((await session.scalars(select(ApiKey))).all()) == 2
+
+
+async def test_a_key_that_is_somebody_elses_is_refused(database: Database, hasher: KeyHasher) -> None:
+    made = (await bootstrap(database, hasher)).tenant_key
+    with pytest.raises(ConfigError, match="--bootstrap-admin-key"):
+        await bootstrap(database, hasher, admin_key=made)
+
+
+async def test_what_operators_do_to_the_given_key_does_not_hold_up_the_next_start(
+    any_database: Database, hasher: KeyHasher, office: Any
+) -> None:
+    await bootstrap(any_database, hasher, tenant_key="first-key")
+    async with any_database.transaction() as session:
+        first = (await session.scalars(select(ApiKey).where(ApiKey.tenant_id.is_not(None)))).one()
+    rotated = (await office.keys.rotate(office.by, "default", first.id, 0)).secret
+    keys = Authenticator(any_database, hasher)
+    for given in ("first-key", rotated):
+        await bootstrap(any_database, hasher, tenant_key=given)
+        with pytest.raises(ApiError, match="Incorrect API key"):
+            await keys.authenticate("first-key")
+        assert (await keys.authenticate(rotated)).tenant_name == "default"
+    await bootstrap(any_database, hasher, tenant_key="another-key")
+    assert (await Authenticator(any_database, hasher).authenticate("another-key")).tenant_name == "default"
+    with pytest.raises(ApiError, match="Incorrect API key"):
+        await Authenticator(any_database, hasher).authenticate(rotated)
+
+
+async def test_no_other_key_has_the_name_of_the_given_one(
+    any_database: Database, hasher: KeyHasher, office: Any
+) -> None:
+    await bootstrap(any_database, hasher)
+    with pytest.raises(ApiError) as refused:
+        await office.keys.create(office.by, "default", "environment")
+    assert (refused.value.status, refused.value.param) == (400, "name")
