@@ -17,6 +17,9 @@ from polygraft_adapters.weights import AdapterWeights, load_adapter
 
 log = structlog.get_logger(__name__)
 
+Prepare = Callable[[AdapterWeights], AdapterWeights]
+"""What the engine wants done to weights before it takes them."""
+
 _PAUSES = (0.1, 0.5)
 """Seconds before a disk is asked again that failed; a bucket has its own repetitions."""
 
@@ -31,20 +34,19 @@ def single_threaded() -> None:
 class AdapterLoader:
     """Reads adapters out of the blob store, in the dtype that the engine computes in. Called by several threads."""
 
-    def __init__(self, blobs: BlobStore, card: ModelCard, dtype: torch.dtype, vitals: Vitals) -> None:
+    def __init__(self, blobs: BlobStore, card: ModelCard, dtype: torch.dtype, vitals: Vitals, prepare: Prepare) -> None:
         self._blobs = blobs
         self._card = card
         self._dtype = dtype
         self._vitals = vitals
-        self.prepare: Callable[[AdapterWeights], AdapterWeights] = _as_it_is
-        """The engine's own preparation, once there is an engine, which needs its adapter source first."""
+        self._prepare = prepare
 
     def __call__(self, digest: str) -> AdapterWeights:
         """Raises AdapterError for an adapter that does not fit the model, BlobError for one that is missing or damaged
         where it is stored, BlobUnavailable where that cannot be told.
         """
         began = time.monotonic()
-        weights = self.prepare(self._read_patiently(digest))
+        weights = self._prepare(self._read_patiently(digest))
         self._vitals.adapter_loaded(time.monotonic() - began)
         return weights
 
@@ -78,7 +80,3 @@ class AdapterLoader:
         if weights.info.digest != digest:
             raise BlobError(f"what is stored as the adapter {digest} has the contents of {weights.info.digest}")
         return weights
-
-
-def _as_it_is(weights: AdapterWeights) -> AdapterWeights:
-    return weights

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import uuid
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
@@ -94,13 +95,21 @@ def _serve(settings: Settings, stop: _Stop) -> None:
         heartbeat = Heartbeat(vitals, beating.heartbeat, limits.beat)
         heartbeat.start()
         stack.callback(heartbeat.stop)
-        loader = AdapterLoader(blobs, prepared.card, getattr(torch, prepared.options.dtype), vitals)
+        # The engine wants its source of adapters before it is there; what is loaded for it waits for it.
+        built: Future[Engine] = Future()
+        loader = AdapterLoader(
+            blobs,
+            prepared.card,
+            getattr(torch, prepared.options.dtype),
+            vitals,
+            prepare=lambda weights: built.result().prepare(weights),
+        )
         adapters = HostAdapters(
             loader, settings.max_cpu_loras, settings.max_cpu_lora_memory, prepare_thread=single_threaded
         )
         stack.callback(adapters.close)
         engine = _load(prepared, adapters)
-        loader.prepare = engine.prepare
+        built.set_result(engine)
         loop = WorkerLoop(queue, engine, adapters, prepared.files.tokenizer(), vitals, settings.max_num_seqs)
         stop.at_once = False
         vitals.state = "ready"

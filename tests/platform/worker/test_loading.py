@@ -14,7 +14,7 @@ from tests.engine.bench import TINY_CONFIG, write_adapter, write_model
 from polygraft.blobs import BlobError, BlobStore, BlobUnavailable
 from polygraft.card import ModelCard
 from polygraft.worker import loading as implementation
-from polygraft.worker.loading import AdapterLoader
+from polygraft.worker.loading import AdapterLoader, Prepare
 from polygraft.worker.vitals import Vitals
 from polygraft_adapters.inspection import inspect_adapter
 from polygraft_adapters.types import AdapterError
@@ -51,20 +51,21 @@ def make_loader(spec: ModelSpec, card: ModelCard, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(implementation, "_PAUSES", (0.0, 0.0))
     fitting = {"modules": spec.module_shapes("tiny"), "max_lora_rank": 64}
 
-    def make(blobs: BlobStore, vitals: Vitals | None = None) -> AdapterLoader:
+    def make(
+        blobs: BlobStore, vitals: Vitals | None = None, prepare: Prepare = lambda weights: weights
+    ) -> AdapterLoader:
         told = {name: getattr(card, name) for name in card.__struct_fields__} | fitting
-        return AdapterLoader(blobs, ModelCard(**told), torch.float32, vitals or Vitals("w", "m"))
+        return AdapterLoader(blobs, ModelCard(**told), torch.float32, vitals or Vitals("w", "m"), prepare)
 
     return make
 
 
 def test_an_adapter_is_loaded_and_prepared_for_the_engine(make_loader: Loaders, blobs: BlobStore, stored: str) -> None:
     vitals = Vitals("w", "m")
-    loader = make_loader(blobs, vitals)
-    weights = loader(stored)
+    weights = make_loader(blobs, vitals)(stored)
     assert weights.info.digest == stored
-    loader.prepare = lambda weights: replace(weights, pairs={})
-    assert loader(stored).pairs == {}
+    assert weights.pairs
+    assert make_loader(blobs, vitals, lambda weights: replace(weights, pairs={}))(stored).pairs == {}
     assert sum(vitals.status().adapter_loads.counts) == 2
 
 
