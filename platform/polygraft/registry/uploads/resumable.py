@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from polygraft.audit import Actor, record
 from polygraft.db import Database, Upload, new_id, now
 from polygraft.errors import ApiError, bad_request, not_found, shortened
 from polygraft.registry.uploads import repository
@@ -60,7 +59,7 @@ class Resumable:
         self._staging = staging
         self._max_bytes = max_bytes
 
-    async def create(self, owner: Owner, actor: Actor, body: UploadBody) -> UploadObject:
+    async def create(self, owner: Owner, body: UploadBody) -> UploadObject:
         """Announce an upload. Raises ApiError: 400, 413, 429 when too many are open, and 404 for a tenant that has
         just been deleted.
         """
@@ -93,7 +92,6 @@ class Resumable:
                     headers={"Retry-After": "60"},
                 )
             session.add(upload)
-            record(session, actor, "upload.create", upload.id, tenant_id=owner.tenant_id, name=body.name)
         return upload_object(upload, received=0)
 
     async def get(self, owner: Owner, upload_id: str) -> UploadObject:
@@ -120,14 +118,13 @@ class Resumable:
                     await asyncio.shield(asyncio.to_thread(_flush, file))
             return upload_object(upload, await self._received(upload_id))
 
-    async def delete(self, owner: Owner, actor: Actor, upload_id: str) -> DeletedUpload:
+    async def delete(self, owner: Owner, upload_id: str) -> DeletedUpload:
         """Give it up. Raises ApiError 404."""
         await self._find(owner, upload_id)
         async with self._held(upload_id) as staged:
             async with self._database.transaction() as session:
                 if not await repository.remove_upload(session, owner.tenant_id, upload_id):
                     raise not_found("upload", shortened(upload_id))
-                record(session, actor, "upload.delete", upload_id, tenant_id=owner.tenant_id)
             await staged.remove()
         return DeletedUpload(id=upload_id)
 

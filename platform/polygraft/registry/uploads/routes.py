@@ -78,7 +78,7 @@ def build_router(uploads: Uploads, *, prefix: str, owner: OwnerOf) -> APIRouter:
     @router.post("/uploads", status_code=201, openapi_extra=_json(UploadBody))
     async def create_upload(request: Request, owner: Annotated[Owner, owned]) -> UploadObject:
         """Announce an archive that is going to be sent in pieces, within a day."""
-        return await uploads.open(owner, actor_of(request), await read_body(request, UploadBody))
+        return await uploads.open(owner, await read_body(request, UploadBody))
 
     @router.get("/uploads/{upload}")
     async def get_upload(owner: Annotated[Owner, owned], upload: str) -> UploadObject:
@@ -110,8 +110,8 @@ def build_router(uploads: Uploads, *, prefix: str, owner: OwnerOf) -> APIRouter:
         return registered(await uploads.complete(owner, actor_of(request), upload, body.sha256), response)
 
     @router.delete("/uploads/{upload}")
-    async def delete_upload(request: Request, owner: Annotated[Owner, owned], upload: str) -> DeletedUpload:
+    async def delete_upload(owner: Annotated[Owner, owned], upload: str) -> DeletedUpload:
         """Give an upload up."""
-        return await uploads.delete(owner, actor_of(request), upload)
+        return await uploads.delete(owner, upload)
 
     return router

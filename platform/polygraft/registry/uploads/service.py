@@ -74,11 +74,11 @@ class Uploads:
             task = self._validator.begin(ticket, actor, staged, held.pop_all())
         return await self._answer(owner, ticket, task)
 
-    async def open(self, owner: Owner, actor: Actor, body: UploadBody) -> UploadObject:
+    async def open(self, owner: Owner, body: UploadBody) -> UploadObject:
         """Announce a resumable upload."""
         self._intake.check_name(body.name)
         self._base_model(body.base_model)
-        return await self._resumable.create(owner, actor, body)
+        return await self._resumable.create(owner, body)
 
     async def progress(self, owner: Owner, upload_id: str) -> UploadObject:
         """How far an upload got."""
@@ -90,9 +90,9 @@ class Uploads:
             with self._turns.take(owner.tenant_id):
                 return await self._resumable.append(owner, upload_id, piece, body)
 
-    async def delete(self, owner: Owner, actor: Actor, upload_id: str) -> DeletedUpload:
+    async def delete(self, owner: Owner, upload_id: str) -> DeletedUpload:
         """Give an upload up."""
-        return await self._resumable.delete(owner, actor, upload_id)
+        return await self._resumable.delete(owner, upload_id)
 
     async def complete(self, owner: Owner, actor: Actor, upload_id: str, sha256: str | None) -> Answer:
         """Validate an upload that is whole. It is no more then, and the version has its bytes."""

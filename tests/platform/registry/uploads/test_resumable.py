@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from polygraft.blobs import BlobStore
-from polygraft.db import Database, Upload, now
+from polygraft.db import AuditEntry, Database, Upload, now
 from polygraft.registry.intake import Intake
 from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import resumable
@@ -179,6 +179,19 @@ async def test_giving_it_up(client: httpx.AsyncClient, staged: Callable[[], list
     )
     assert (await client.get(f"{UPLOADS}/{upload}")).status_code == 404
     assert staged() == []
+
+
+async def test_only_what_becomes_of_an_adapter_is_in_the_audit_log(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    await client.delete(f"{UPLOADS}/{await begun(client)}")
+    upload = await begun(client)
+    await sent(client, upload, 0, CONTENT)
+    assert (await client.post(f"{UPLOADS}/{upload}/complete", json={})).status_code == 201
+    async with database.transaction() as session:
+        actions = set(await session.scalars(select(AuditEntry.action)))
+    assert actions
+    assert {action.partition(".")[0] for action in actions} == {"adapter"}
 
 
 async def test_the_number_of_open_ones_is_bounded(client: httpx.AsyncClient) -> None:
