@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
@@ -13,19 +13,27 @@ from starlette.requests import ClientDisconnect, Request
 
 from polygraft.errors import ApiError, bad_request, unavailable
 from polygraft.openai.body import BODY_SILENCE
+from polygraft.registry.uploads.staging import no_room
 
 _DRAINED_BYTES = 1 << 20
 _DRAINED_SECONDS = 1.0
+_LOOK_BYTES = 64 << 20
+"""How many come between one look at the room that is left and the next."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+RequireRoom = Callable[[int], Awaitable[None]]
+"""Raises ApiError 503 where there is no room for so many bytes more."""
 
 
 class Body:
     """The pieces of a body, up to `limit` bytes of them."""
 
-    def __init__(self, request: Request, limit: int, overhead: int = 0) -> None:
+    def __init__(self, request: Request, limit: int, room: RequireRoom, overhead: int = 0) -> None:
         """`overhead` is what may come on top of the limit, of which nobody is told."""
         self._limit = limit
         self._overhead = overhead
+        self._room = room
+        self._next_look = 0
         self._parts = request.stream()
         self._received = 0
         self._ended = False
@@ -37,11 +45,14 @@ class Body:
         return self
 
     async def __anext__(self) -> bytes:
-        """Raises ApiError: 413 past the limit, before anything is read if the client has announced so; 408 for a body
-        that stops half-way, 400 for one that its client gave up.
+        """Raises ApiError: 413 past the limit, before anything is read if the client has announced so; 503 where there
+        is no room for it; 408 for a body that stops half-way, 400 for one that its client gave up.
         """
         if self._announced > self._limit + self._overhead:
             raise too_large(self._limit)
+        if self._received >= self._next_look:
+            await self._room(max(0, self._announced - self._received))
+            self._next_look = self._received + _LOOK_BYTES
         part = await self._next()
         if not part:
             raise StopAsyncIteration
@@ -80,11 +91,11 @@ class Body:
 
 
 @asynccontextmanager
-async def receiving(request: Request, limit: int, overhead: int = 0) -> AsyncIterator[Body]:
+async def receiving(request: Request, limit: int, room: RequireRoom, overhead: int = 0) -> AsyncIterator[Body]:
     """The request's body. A refusal within leaves the connection fit for the next request, or closes it; a full disk
     is ApiError 503.
     """
-    body = Body(request, limit, overhead)
+    body = Body(request, limit, room, overhead)
     try:
         yield body
     except ApiError as refusal:
@@ -95,7 +106,7 @@ async def receiving(request: Request, limit: int, overhead: int = 0) -> AsyncIte
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise unavailable("There is no room for uploads just now.", retry_after=60) from None
+        raise no_room() from None
 
 
 def too_large(limit: int) -> ApiError:

@@ -60,14 +60,15 @@ class Resumable:
         self._max_bytes = max_bytes
 
     async def create(self, owner: Owner, body: UploadBody) -> UploadObject:
-        """Announce an upload. Raises ApiError: 400, 413, 429 when too many are open, and 404 for a tenant that has
-        just been deleted.
+        """Announce an upload. Raises ApiError: 400, 413, 429 when too many are open, 503 when there is no room
+        for it, and 404 for a tenant that has just been deleted.
         """
         filename = next((name for ending, name in _ENDINGS.items() if body.filename.lower().endswith(ending)), None)
         if filename is None:
             raise bad_request("`filename` must end in .zip or .tar.gz.", param="filename")
         if body.size_bytes > self._max_bytes:
             raise too_large(self._max_bytes)
+        await self._staging.require_room(body.size_bytes)
         moment = now()
         upload = Upload(
             id=new_id("upl"),
@@ -130,8 +131,8 @@ class Resumable:
 
     @asynccontextmanager
     async def complete(self, owner: Owner, upload_id: str, sha256: str | None) -> AsyncIterator[tuple[Upload, Staged]]:
-        """The upload and its folder, which is whole. Raises ApiError: 404, 409 when bytes are missing, and 400 when it
-        is not what `sha256` says.
+        """The upload and its folder, which is whole. Raises ApiError: 404, 409 when bytes are missing, 400 when it is
+        not what `sha256` says, and 503 when there is no room to unpack it.
         """
         upload = await self._find(owner, upload_id)
         async with self._held(upload_id) as staged:
@@ -140,6 +141,8 @@ class Resumable:
                 raise _wrong_offset(received)
             if sha256 is not None and await asyncio.to_thread(_sha256, staged.archive) != sha256.lower():
                 raise bad_request("The upload is not what `sha256` says; delete it and send it again.", param="sha256")
+            # To be unpacked into.
+            await self._staging.require_room(upload.size_bytes)
             yield upload, staged
 
     async def forget(self, owner: Owner, upload_id: str) -> None:

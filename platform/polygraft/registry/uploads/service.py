@@ -61,7 +61,7 @@ class Uploads:
     async def receive(self, owner: Owner, actor: Actor, request: Request) -> Answer:
         """Take in a form and validate what is in it. Raises ApiError, 422 with all that is wrong with the adapter."""
         async with AsyncExitStack() as held:
-            async with receiving(request, self._max_bytes, OVERHEAD) as body:
+            async with receiving(request, self._max_bytes, self._staging.require_room, OVERHEAD) as body:
                 held.enter_context(self._turns.take(owner.tenant_id))
                 staged = await held.enter_async_context(await self._staging.fresh())
                 content_type = request.headers.get("content-type", "")
@@ -86,7 +86,7 @@ class Uploads:
 
     async def append(self, owner: Owner, upload_id: str, piece: Piece, request: Request) -> UploadObject:
         """Take in the next piece of an upload."""
-        async with receiving(request, piece.size) as body:
+        async with receiving(request, piece.size, self._staging.require_room) as body:
             with self._turns.take(owner.tenant_id):
                 return await self._resumable.append(owner, upload_id, piece, body)
 
@@ -112,6 +112,7 @@ class Uploads:
         self._intake.check_name(body.name)
         base_model = self._base_model(body.base_model)
         source = await self._sources.admit(body.source)
+        await self._staging.require_room(0)
         async with AsyncExitStack() as held:
             held.enter_context(self._turns.take(owner.tenant_id))
             staged = await held.enter_async_context(await self._staging.fresh())

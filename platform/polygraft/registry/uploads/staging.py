@@ -18,9 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self
 
+from polygraft.errors import ApiError, unavailable
+
 _LOCK = ".lock"
 _ARCHIVE = "archive"
 _RECEIVING = "recv_"
+FLOOR = 1 << 30
+"""Bytes of the file system that uploads leave free: databases, logs and blobs may lie on it too."""
 VERSION = "adv_"
 UPLOAD = "upl_"
 
@@ -96,6 +100,11 @@ class Staging:
         """The named folder, locked. None while somebody else has it, and when it does not exist."""
         return await asyncio.to_thread(self._take, self._root / object_id, create)
 
+    async def require_room(self, size: int) -> None:
+        """Raise ApiError 503 if `size` more bytes would leave less than FLOOR free."""
+        if await asyncio.to_thread(self._free) - size < FLOOR:
+            raise no_room()
+
     def exists(self, object_id: str) -> bool:
         """Whether there is a folder of this name, whoever has it."""
         return (self._root / object_id).is_dir()
@@ -114,6 +123,9 @@ class Staging:
     async def sweep(self, stale: Collection[str]) -> None:
         """Delete the folders of nobody: receivers that are dead, and the `stale` names unless somebody has them."""
         await asyncio.to_thread(self._sweep, frozenset(stale))
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self._root).free
 
     def _fresh(self) -> Staged:
         made = self._source.staging_folder()
@@ -146,6 +158,11 @@ class Staging:
         probe = self._source.staging_folder()
         probe.rmdir()
         return probe.parent
+
+
+def no_room() -> ApiError:
+    """503 for what the disk does not hold."""
+    return unavailable("There is no room for uploads just now.", retry_after=60)
 
 
 def _locked(folder: Path) -> IO[str] | None:

@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,8 +16,10 @@ from starlette.types import ASGIApp, Message
 from polygraft.blobs import BlobStore
 from polygraft.errors import ApiError
 from polygraft.registry.uploads import body as body_module
+from polygraft.registry.uploads import staging as staging_module
 from polygraft.registry.uploads.assembly import Receiving
 from polygraft.registry.uploads.body import Turns
+from polygraft.registry.uploads.staging import FLOOR, Staging
 
 from .conftest import LARGEST
 from .making import CONFIG, PATH, WEIGHTS, Send, config_of, files, form_of, mlx_files, tar_of, weights_of, zip_of
@@ -270,6 +274,34 @@ def test_turns_are_bounded_for_a_tenant_and_for_all() -> None:
     assert (all_.value.status, "Retry-After" in all_.value.headers) == (503, True)
     with turns.take("a"), turns.take("b"):
         pass
+
+
+async def test_room_is_what_would_be_left(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=FLOOR + 10))
+    await staging.require_room(10)
+    with pytest.raises(ApiError) as full:
+        await staging.require_room(11)
+    assert (full.value.status, full.value.headers) == (503, {"Retry-After": "60"})
+
+
+async def test_there_must_be_room_before_and_meanwhile(
+    client: httpx.AsyncClient, blobs: BlobStore, staged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, headers = form_of(NAME, FILE)
+
+    async def filling(at: int) -> AsyncIterator[bytes]:
+        for position in range(len(body)):
+            if position == at:
+                full.setattr(staging_module, "FLOOR", shutil.disk_usage(blobs.root).total)
+            yield body[position : position + 1]
+
+    monkeypatch.setattr(body_module, "_LOOK_BYTES", 100)
+    for at in (0, 150):
+        with monkeypatch.context() as full:
+            refused = await client.post(PATH, content=filling(at), headers=headers)
+        assert (refused.status_code, error(refused)["code"]) == (503, "overloaded")
+        assert staged() == []
+    assert (await client.post(PATH, content=body, headers=headers)).status_code == 201
 
 
 async def test_many_at_once_are_refused_for_a_while(push: Send) -> None:

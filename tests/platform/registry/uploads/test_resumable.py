@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from polygraft.blobs import BlobStore
 from polygraft.db import AuditEntry, Database, Upload, now
 from polygraft.registry.intake import Intake
 from polygraft.registry.live import LiveModels
-from polygraft.registry.uploads import resumable
+from polygraft.registry.uploads import resumable, staging
 from polygraft.registry.uploads.assembly import Receiving, assemble
 from polygraft.registry.uploads.staging import Staging
 
@@ -235,6 +236,22 @@ async def test_it_goes_on_after_a_restart(
     again = assemble(database, intake, live, blobs, check_here, max_bytes=1 << 20)
     await again.validator.sweep()
     assert (await again.uploads.progress(owners["acme"], upload)).received_bytes == 10
+
+
+async def test_it_waits_for_room(client: httpx.AsyncClient, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = await begun(client)
+    announcement = {"name": "pirate", "filename": "a.zip", "size_bytes": 1000}
+    for request in (
+        lambda: client.post(UPLOADS, json=announcement),
+        lambda: sent(client, upload, 0, CONTENT),
+        lambda: client.post(f"{UPLOADS}/{upload}/complete"),
+    ):
+        with monkeypatch.context() as full:
+            full.setattr(staging, "FLOOR", shutil.disk_usage(blobs.root).total)
+            refused = await request()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded"), refused.text
+        assert (refused.headers["Retry-After"], "no room" in refused.text) == ("60", True)
+        assert (await request()).status_code in (200, 201)
 
 
 async def test_it_expires(
