@@ -27,6 +27,10 @@ from polygraft_adapters.types import AdapterInfo, Problem
 LEASE_SECONDS = 30
 """For how long a version belongs to whoever validates it, unless that one renews it."""
 LONGEST_REASON = 2000
+MAX_VERSIONS = 1000
+"""Of one adapter."""
+KEPT_FAILURES = 20
+"""Of one adapter, the newest: they tell what was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,14 @@ class Intake:
         source: Literal["upload", "import"],
         origin: str | None,
     ) -> Ticket:
-        """Take the next number of the name, which check_name has let pass. What the name serves stays as it is."""
+        """Take the next number of the name, which check_name has let pass. What the name serves stays as it is. Raises
+        ApiError 409 for a name that has MAX_VERSIONS.
+        """
         version_id, moment = new_id("adv"), now()
         async with self._database.transaction() as session:
             adapter = await records.lock_or_make(session, owner.tenant_id, name)
+            if await records.count_versions(session, adapter.id) >= MAX_VERSIONS:
+                raise _too_many_versions(name)
             number = records.take_number(adapter)
             session.add(
                 AdapterVersion(
@@ -152,6 +160,8 @@ class Intake:
             mine.status_reason = storable(reason)[:LONGEST_REASON]
             mine.errors = problem_objects(problems)
             audit(session, actor, "adapter.failed", adapter, version=mine.version, reason=mine.status_reason)
+            await session.flush()
+            await records.forget_failures(session, adapter.id, but=KEPT_FAILURES)
 
     async def abandoned(self) -> list[Ticket]:
         """The versions whose validation has stopped because its gateway died; they are the caller's now, leased."""
@@ -189,6 +199,16 @@ class Intake:
         if found is None:
             raise no_adapter(name)
         return found
+
+
+def _too_many_versions(name: str) -> ApiError:
+    return ApiError(
+        409,
+        f"`{name}` has {MAX_VERSIONS} versions and can have no more: upload under another name. Deleting it frees "
+        "its name once it can no longer be restored.",
+        param="name",
+        code="too_many_versions",
+    )
 
 
 async def _merge(session: AsyncSession, known: AdapterVersion, mine: AdapterVersion | None) -> None:

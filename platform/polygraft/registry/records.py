@@ -186,6 +186,23 @@ async def ready_numbers(session: AsyncSession, adapter_id: str, among: Sequence[
     return set(await session.scalars(query))
 
 
+async def count_versions(session: AsyncSession, adapter_id: str) -> int:
+    """How many versions the adapter has, ready or not."""
+    query = select(func.count()).select_from(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)
+    found: int = (await session.scalars(query)).one()
+    return found
+
+
+async def forget_failures(session: AsyncSession, adapter_id: str, but: int) -> None:
+    """Remove the adapter's failed versions but the newest ones."""
+    failed = (AdapterVersion.adapter_id == adapter_id, AdapterVersion.status == "failed")
+    oldest_kept = select(AdapterVersion.version).where(*failed).order_by(AdapterVersion.version.desc())
+    removal = delete(AdapterVersion).where(
+        *failed, AdapterVersion.version < oldest_kept.offset(but - 1).limit(1).scalar_subquery()
+    )
+    await session.execute(removal, execution_options={"synchronize_session": False})
+
+
 async def versions_before(
     session: AsyncSession, adapter_id: str, limit: int, number: int | None
 ) -> Sequence[AdapterVersion]:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from polygraft.audit import Actor
 from polygraft.db import Adapter, AdapterVersion, Database, Tenant, now
 from polygraft.errors import ApiError
+from polygraft.registry import intake as implementation
 from polygraft.registry import records
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.intake import Accepted, Intake, Ticket
@@ -97,6 +98,31 @@ async def test_a_refused_version_changes_nothing_but_is_told_of(
     assert await label(registry, principals) == "pirate@v1"
     assert (await push("acme", "pirate", "b")).version == 3
     assert (await intake.adapter_object(owners["acme"], "pirate")).latest is None
+
+
+async def test_only_the_newest_failures_are_kept(
+    push: Push, begin: Begin, intake: Intake, adapters: Adapters, owners: dict[str, Owner], actor: Actor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(implementation, "KEPT_FAILURES", 2)
+    for name in ("pirate", "haiku"):
+        await push("acme", name, "a")
+        for _ in range(3):
+            await intake.failed(await begin(name), actor, "why", [])
+        assert [each.version for each in await adapters.versions(owners["acme"], name, 10, None)] == [4, 3, 1]
+
+
+async def test_an_adapter_has_so_many_versions_and_no_more(
+    push: Push, intake: Intake, registry: Registry, principals: dict[str, Principal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(implementation, "MAX_VERSIONS", 2)
+    await push("acme", "pirate", "a")
+    await push("acme", "pirate", "b")
+    with pytest.raises(ApiError) as full:
+        await push("acme", "pirate", "c")
+    assert (full.value.status, full.value.code) == (409, "too_many_versions")
+    assert await label(registry, principals) == "pirate@v2"
+    assert (await push("acme", "haiku", "c")).version == 1
 
 
 async def test_a_first_version_that_fails_is_told_of_and_never_served(
