@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,7 @@ from functools import partial
 
 import structlog
 from fastapi import APIRouter, FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 
 from polygraft.admin import audit as admin_audit
 from polygraft.admin import keys as admin_keys
@@ -18,8 +20,8 @@ from polygraft.admin import tenants as admin_tenants
 from polygraft.admin import workers as admin_workers
 from polygraft.app import create_app
 from polygraft.audit import AuditLog
-from polygraft.blobs import BlobStore
-from polygraft.db import Database
+from polygraft.blobs import BlobStore, BlobUnavailable
+from polygraft.db import Database, reason
 from polygraft.errors import ApiError, ConfigError
 from polygraft.health import Health
 from polygraft.metrics import Metrics
@@ -61,6 +63,11 @@ from polygraft.tenancy.tenants import Tenants
 from polygraft_adapters.inspection import inspect_adapter
 
 log = structlog.get_logger(__name__)
+
+REGISTER_SECONDS = 60.0
+"""How long the database or the blob store may be away while the options' adapters are registered."""
+REGISTER_PAUSE = 2.0
+"""Seconds between two tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +111,29 @@ class Options:
     registry: Registry
 
     async def register(self) -> None:
-        """Take them in once the model's card is known, and retire those of earlier starts. Raises ConfigError."""
+        """Take them in once the model's card is known, and retire those of earlier starts. Raises ConfigError, and
+        SQLAlchemyError or BlobUnavailable for a database or a blob store that stays away.
+        """
+        given_up = time.monotonic() + REGISTER_SECONDS
+        while True:
+            try:
+                await self._register()
+                break
+            except (SQLAlchemyError, BlobUnavailable) as error:
+                if time.monotonic() > given_up:
+                    raise
+                log.warning("adapters_not_registered", error=reason(error))
+            await asyncio.sleep(REGISTER_PAUSE)
+        self.registry.complete = True
+        log.info("adapters_registered", adapters=[option.name for option in self.adapters])
+
+    async def _register(self) -> None:
         if self.adapters:
             card = await self.live.card(self.base_model)
             self._refuse_clashes()
             await register_options(self.database, self.blobs, self.tenant_id, card, self.adapters, inspect_adapter)
         else:
             await retire_options(self.database, self.tenant_id)
-        self.registry.complete = True
-        log.info("adapters_registered", adapters=[option.name for option in self.adapters])
 
     def _refuse_clashes(self) -> None:
         """The options' own base was looked at when they were read; other workers may serve other models."""
@@ -124,7 +145,9 @@ class Options:
 
 @asynccontextmanager
 async def open_gateway(settings: Settings) -> AsyncIterator[Gateway]:
-    """Connect to everything. Raises ConfigError, and ApiError 503 when the queue cannot be reached."""
+    """Connect to everything. Raises ConfigError, and for what cannot be reached ApiError 503 (the queue),
+    SQLAlchemyError, BlobUnavailable or OSError.
+    """
     where = places(settings)
     base_model = served_name(settings)
     adapters = parse_adapter_options(settings.adapter, base_model)

@@ -8,9 +8,11 @@ import sys
 
 import structlog
 import uvloop
+from sqlalchemy.exc import SQLAlchemyError
 
 from polygraft.assembly import open_gateway
-from polygraft.blobs import BlobUnavailable
+from polygraft.blobs import BlobError
+from polygraft.db import reason
 from polygraft.errors import ApiError, ConfigError
 from polygraft.listener import HttpServer, Listeners, port_of
 from polygraft.settings import Settings
@@ -23,14 +25,19 @@ END_SECONDS = 2.0
 
 
 def run(settings: Settings, listeners: Listeners) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 78 for what no restart can help, told on stderr."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 78 for what no restart can help, told on stderr; 1 when the
+    database, the queue or the blob store stayed away.
+    """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, listeners))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return CONFIG_EXIT_CODE
-    except (ApiError, BlobUnavailable) as error:
+    except SQLAlchemyError as error:
+        log.error("gateway_failed", dependency="database", error=reason(error))
+        return 1
+    except (ApiError, BlobError, OSError) as error:
         log.error("gateway_failed", error=str(error))
         return 1
     return 0

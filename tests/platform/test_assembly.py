@@ -8,10 +8,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
+from polygraft import assembly
 from polygraft.assembly import open_gateway
-from polygraft.db import sqlite_url
+from polygraft.blobs import BlobUnavailable
+from polygraft.db import Database, sqlite_url
 from polygraft.errors import ConfigError
+from polygraft.gateway import run
+from polygraft.listener import Listeners, listen
 from polygraft.settings import Settings
 from polygraft_migrations import upgrade
 
@@ -97,3 +103,65 @@ async def test_the_default_tenant_stays_while_the_server_is_open_to_anybody(sett
             )
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "tenant_in_use")
             assert "--auth none" in refused.text
+
+
+class Away:
+    """Stands for what registers options while something is not there: fails as often as it has errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def __call__(self, database: Database, tenant_id: str) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+async def test_a_database_or_a_blob_store_that_comes_back_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away(OperationalError("BEGIN", None, Exception("gone")), BlobUnavailable("the bucket does not answer"))
+    monkeypatch.setattr(assembly, "retire_options", away)
+    monkeypatch.setattr(assembly, "REGISTER_PAUSE", 0.01)
+    async with open_gateway(settings) as gateway:
+        await gateway.options.register()
+        assert gateway.options.registry.complete
+    assert away.errors == []
+
+
+async def test_one_that_stays_away_is_waited_for_no_longer_than_the_bound(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away(*(BlobUnavailable("the bucket does not answer") for _ in range(1000)))
+    monkeypatch.setattr(assembly, "retire_options", away)
+    monkeypatch.setattr(assembly, "REGISTER_PAUSE", 0.01)
+    monkeypatch.setattr(assembly, "REGISTER_SECONDS", 0.1)
+    async with open_gateway(settings) as gateway:
+        with pytest.raises(BlobUnavailable):
+            await gateway.options.register()
+        assert not gateway.options.registry.complete
+    assert 0 < len(away.errors) < 1000
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"database_url": "postgresql://nobody@127.0.0.1:1/none"}, "the database cannot be reached"),
+        ({"database_url": "sqlite:///{folder}/empty.db"}, "no such table"),
+        ({"redis_url": "redis://127.0.0.1:1"}, "The queue cannot be reached"),
+    ],
+)
+def test_a_gateway_that_finds_something_missing_says_what_in_one_line_and_leaves(
+    settings: Settings, changed: dict[str, str], said: str
+) -> None:
+    changed = {name: value.format(folder=settings.data_dir) for name, value in changed.items()}
+    listeners = Listeners(listen("127.0.0.1", 0, "--port"), listen("127.0.0.1", 0, "--metrics-port"))
+    try:
+        with capture_logs() as logs:
+            assert run(settings.model_copy(update=changed), listeners) == 1
+    finally:
+        listeners.http.close()
+        listeners.metrics.close()
+    [failure] = [entry for entry in logs if entry["event"] == "gateway_failed"]
+    assert said in failure["error"]
+    assert "\n" not in failure["error"]
+    assert "exc_info" not in failure

@@ -12,6 +12,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import SERVER
+from polygraft.blobs import BlobUnavailable
 from polygraft.card import ModelCard
 from polygraft.db import AdapterVersion, Database
 from polygraft.errors import ConfigError
@@ -78,11 +79,15 @@ async def register_options(
 ) -> tuple[Checked, ...]:
     """Check, store and register the options' adapters; those whose option is gone are no longer served.
 
-    All of it happens or none. Raises ConfigError as check_options does.
+    All of it happens or none. Raises ConfigError as check_options does, and BlobUnavailable or SQLAlchemyError where
+    what they are kept in fails.
     """
     checked = await asyncio.to_thread(check_options, options, card, inspect)
     for item in checked:
-        await asyncio.to_thread(blobs.put_adapter, item.option.path, item.info.digest)
+        try:
+            await asyncio.to_thread(blobs.put_adapter, item.option.path, item.info.digest)
+        except OSError as error:
+            raise BlobUnavailable(f"the adapter {item.option.name!r} cannot be stored: {error}") from error
     async with database.transaction() as session:
         # In the order of names, so that gateways which start at once never wait for one another in a circle.
         for item in sorted(checked, key=lambda item: item.option.name):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from polygraft.audit import Actor
+from polygraft.blobs import BlobUnavailable
 from polygraft.card import ModelCard
 from polygraft.db import Database, Tenant
 from polygraft.errors import ConfigError
@@ -70,6 +71,18 @@ async def register(database: Database, card: ModelCard, blobs: Blobs) -> Any:
 async def served(database: Database, tenant_id: str) -> dict[str, tuple[int, str]]:
     async with database.transaction() as session:
         return {model.name: (model.version, model.digest) for model in await repository.own_models(session, tenant_id)}
+
+
+async def test_a_disk_that_takes_no_adapter_is_told_by_the_adapters_name_and_nothing_is_registered(
+    database: Database, register: Any, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, digest: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blobs, "put_adapter", full)
+    with pytest.raises(BlobUnavailable, match=r"'pirate' cannot be stored: .*No space left"):
+        await register(pirate="p")
+    assert await served(database, register.tenant_id) == {}
 
 
 async def test_names_serve_their_contents_which_are_stored_by_digest(
