@@ -189,19 +189,27 @@ class BlobStore:
         return target
 
     def _adopt_adapter(self, staged: Path, digest: str) -> Path:
-        """Flush to disk, then rename into place. Whoever comes second finds it there; a damaged one makes room."""
+        """Flush to disk, then rename into place. Whoever comes second finds it there; a damaged one makes room.
+
+        What is there is compared before the lock is taken, which all wait for, and again if it was replaced meanwhile.
+        """
         target = self._adapter(digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         for path in (*staged.iterdir(), staged):
             _flush(path)
-        with self._lock():
-            if target.exists() and not self._intact(digest):
-                target.rename(staged.parent / "damaged")
-            if not target.exists():
-                staged.rename(target)
-            os.utime(target)
-            _flush(target.parent)
-        return target
+        while True:
+            compared = _files(target)
+            intact = compared is not None and self._intact(digest)
+            with self._lock():
+                if _files(target) != compared:
+                    continue
+                if not intact:
+                    if compared is not None:
+                        target.rename(staged.parent / "damaged")
+                    staged.rename(target)
+                os.utime(target)
+                _flush(target.parent)
+                return target
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -218,6 +226,17 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int, int]] | None:
+    """What tells the folder's files from any that replace them, which their names and sizes do not; None if there is
+    no folder. That it was put again does not show.
+    """
+    try:
+        found = {entry.name: entry.stat() for entry in os.scandir(folder)}
+    except FileNotFoundError:
+        return None
+    return {name: (stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
 
 
 def _last_written(entry: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polygraft.blobs import BlobError, BlobStore
+from polygraft.blobs.contents import Manifest
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -88,6 +90,37 @@ def test_a_damaged_adapter_is_told_and_mended_by_the_next_put(blobs: BlobStore, 
         blobs.verified_adapter(DIGEST)
     blobs.put_adapter(adapter, DIGEST)
     assert (blobs.verified_adapter(DIGEST) / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("meanwhile", ["mended", "deleted"])
+def test_others_go_on_while_a_damaged_adapter_is_compared(
+    blobs: BlobStore, adapter: Path, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing takes long; what it found may have been replaced when it ends."""
+    stored = blobs.put_adapter(adapter, DIGEST)
+    (stored / "adapter_model.safetensors").write_bytes(b"damaged")
+    check, checks = Manifest.check, 0
+
+    def slowly(manifest: Manifest, folder: Path, digest: str) -> None:
+        nonlocal checks
+        checks += 1
+        try:
+            check(manifest, folder, digest)
+        finally:
+            # The second comparison of the put is the one with its own copy at hand.
+            if checks == 2:
+                other = threading.Thread(target=blobs.delete_adapter, args=[DIGEST])
+                if meanwhile == "mended":
+                    other = threading.Thread(target=blobs.put_adapter, args=[adapter, DIGEST])
+                other.start()
+                other.join(10)
+                assert not other.is_alive()
+
+    monkeypatch.setattr(Manifest, "check", slowly)
+    blobs.put_adapter(adapter, DIGEST)
+    monkeypatch.undo()
+    blobs.verified_adapter(DIGEST)
+    assert list((blobs.root / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "manifest.json"])
