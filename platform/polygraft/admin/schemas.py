@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from polygraft.db import ApiKey, AuditEntry, Tenant
 from polygraft.queue.messages import WorkerState, WorkerStatus
+from polygraft.registry.schemas import unix
 from polygraft.tenancy.issued import LONGEST_GRACE, Issued, KeyStatus, status_of
 from polygraft.tenancy.principal import TenantScope
 from polygraft.tenancy.tenants import NAME, Status
@@ -77,7 +77,7 @@ class TenantObject(BaseModel):
     def of(cls, row: Tenant) -> TenantObject:
         """From the database."""
         return cls.model_validate(
-            {"id": row.id, "name": row.name, "status": row.status, "created_at": seconds(row.created_at)}
+            {"id": row.id, "name": row.name, "status": row.status, "created_at": unix(row.created_at)}
         )
 
 
@@ -142,7 +142,7 @@ class AuditObject(BaseModel):
         """From the database."""
         same = ("tenant_id", "actor", "key_id", "action", "object_id", "detail", "address", "request_id")
         facts = {name: getattr(row, name) for name in same}
-        return cls.model_validate({"id": f"aud_{row.id}", "at": seconds(row.at), **facts})
+        return cls.model_validate({"id": f"aud_{row.id}", "at": unix(row.at), **facts})
 
 
 class WorkerObject(BaseModel):
@@ -176,11 +176,6 @@ class Workers(BaseModel):
     data: list[WorkerObject]
 
 
-def seconds(moment: datetime) -> int:
-    """Since 1970, as OpenAI's API tells moments."""
-    return int(moment.timestamp())
-
-
 def _key(row: ApiKey) -> dict[str, object]:
     return {
         "id": row.id,
@@ -189,7 +184,7 @@ def _key(row: ApiKey) -> dict[str, object]:
         "status": status_of(row),
         "scopes": row.scopes,
         "models": row.models,
-        "created_at": seconds(row.created_at),
-        "expires_at": None if row.expires_at is None else seconds(row.expires_at),
-        "revoked_at": None if row.revoked_at is None else seconds(row.revoked_at),
+        "created_at": unix(row.created_at),
+        "expires_at": None if row.expires_at is None else unix(row.expires_at),
+        "revoked_at": None if row.revoked_at is None else unix(row.revoked_at),
     }

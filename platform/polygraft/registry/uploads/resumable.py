@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import IO
 
+from polygraft.blobs.contents import sha256_of
 from polygraft.db import Database, Upload, new_id, now
 from polygraft.errors import ApiError, bad_request, not_found, shortened
 from polygraft.registry.uploads import repository
@@ -139,7 +138,7 @@ class Resumable:
             received = await self._received(upload_id)
             if received < upload.size_bytes:
                 raise _wrong_offset(received)
-            if sha256 is not None and await asyncio.to_thread(_sha256, staged.archive) != sha256.lower():
+            if sha256 is not None and await asyncio.to_thread(sha256_of, staged.archive) != sha256.lower():
                 raise bad_request("The upload is not what `sha256` says; delete it and send it again.", param="sha256")
             # To be unpacked into.
             await self._staging.require_room(upload.size_bytes)
@@ -186,11 +185,6 @@ async def _append(file: IO[bytes], body: Body) -> None:
 def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _wrong_offset(received: int) -> ApiError:
