@@ -65,8 +65,8 @@ async def _ensure_given(session: AsyncSession, hasher: KeyHasher, tenant_id: str
     known = await repository.key_by_hash(session, digest)
     if known is not None:
         if known.tenant_id != tenant_id:
-            option = "--bootstrap-admin-key" if tenant_id is None else "--bootstrap-tenant-key"
-            raise ConfigError(f"what {option} gives is the key `{known.id}` of somebody else")
+            variable = f"POLYGRAFT_BOOTSTRAP_{'ADMIN' if tenant_id is None else 'TENANT'}_KEY"
+            raise ConfigError(f"what {variable} gives is the key `{known.id}` of somebody else")
         return
     row = await repository.key_by_name(session, tenant_id, ENVIRONMENT)
     if row is None:

@@ -65,7 +65,7 @@ class IssuedKeys:
         """
         if name == ENVIRONMENT:
             raise bad_request(
-                f"`{ENVIRONMENT}` is the name of the key that the server's own options give.", param="name"
+                f"`{ENVIRONMENT}` is the name of the key that the server's own environment gives.", param="name"
             )
         rights = TENANT_SCOPES if scopes is None else frozenset(scopes)
         if not rights or not rights <= TENANT_SCOPES:

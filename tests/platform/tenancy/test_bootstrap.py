@@ -66,7 +66,7 @@ async def test_a_key_that_the_tenant_has_already_may_be_given(database: Database
 
 async def test_a_key_that_is_somebody_elses_is_refused(database: Database, hasher: KeyHasher) -> None:
     made = (await bootstrap(database, hasher)).tenant_key
-    with pytest.raises(ConfigError, match="--bootstrap-admin-key"):
+    with pytest.raises(ConfigError, match="POLYGRAFT_BOOTSTRAP_ADMIN_KEY"):
         await bootstrap(database, hasher, admin_key=made)
 
 
