@@ -90,10 +90,19 @@ async def ended(client: httpx.AsyncClient, shown: Shown, source: str) -> Any:
     return await shown("pirate")
 
 
+async def removed(staged: Callable[[], list[str]]) -> None:
+    """Nothing is left in the staging folder, a moment after the end is told."""
+
+    async def is_empty() -> bool:
+        return staged() == []
+
+    await eventually(is_empty)
+
+
 async def test_a_folder(client: httpx.AsyncClient, shown: Shown, root: Path, staged: Callable[[], list[str]]) -> None:
     found = await ended(client, shown, f"file://{root}/pirate")
     assert (found.status, found.version, found.rank) == ("ready", 1, 2)
-    assert staged() == []
+    await removed(staged)
 
 
 async def test_a_folder_whose_files_are_links_within_the_root(
@@ -196,7 +205,7 @@ async def test_a_bucket_that_does_not_answer(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.replace("allowed", "nowhere"))
     found = await ended(client, shown, "s3://allowed/x")
     assert (found.status, "127.0.0.1" in found.status_reason) == ("failed", False)
-    assert staged() == []
+    await removed(staged)
 
 
 async def test_more_than_an_adapter_may_have(client: httpx.AsyncClient, shown: Shown, s3: str, root: Path) -> None:
