@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from polygraft_adapters.patterns import Patterns, compile_patterns
 from polygraft_adapters.types import TABLES, Problem
-from polygraft_adapters.unsupported import unsupported_fields
+from polygraft_adapters.unsupported import other_method, unsupported_fields
 from polygraft_adapters.wording import said, shown
 
 CONFIG_NAME = "adapter_config.json"
@@ -87,6 +87,8 @@ def parse_config(raw: bytes) -> tuple[LoraSettings | None, list[Problem]]:
         return None, [Problem(CONFIG_NAME, f"is not valid JSON: {shown(str(error))}")]
     if not isinstance(config, dict):
         return None, [Problem(CONFIG_NAME, "is not a JSON object")]
+    if (other := other_method(config)) is not None:
+        return None, [other]  # what its fields and tensors lack of LoRA's would say nothing
     reader = _Reader(config)
     r = reader.read("r", _DEFAULT_R, _rank)
     alpha = reader.read("lora_alpha", float(_DEFAULT_ALPHA), _alpha)

@@ -17,6 +17,8 @@ from polygraft_adapters.wording import said, shown
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Ten times what an adapter on every module of a thousand layers needs; the format itself allows 100 MB."""
+MAX_TENSORS = 40_000
+"""A thousand layers of seven modules with A, B, a bias and a magnitude each are 28,000."""
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -106,6 +108,8 @@ def _tensor_specs(raw: bytes) -> list[tuple[str, Any]]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _Lie("the header's __metadata__ is not an object of strings")
+    if len(header) > MAX_TENSORS:
+        raise _Lie(f"{len(header)} tensors are more than any adapter has; at most {MAX_TENSORS} are looked at")
     return list(header.items())
 
 

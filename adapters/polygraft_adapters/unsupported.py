@@ -54,14 +54,19 @@ _CONVERTIBLE_INITS = ("pissa", "olora", "corda", "lora_ga")
 _CONVERT_HINT = "convert it with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
 
 
+def other_method(config: Mapping[str, Any]) -> Problem | None:
+    """What is wrong with a config that is no LoRA's: nothing else that it says can be judged."""
+    peft_type = config.get("peft_type")
+    if peft_type is None or (isinstance(peft_type, str) and peft_type.upper() == "LORA"):
+        return None
+    return Problem("peft_type", f"{said(peft_type)} adapters are not supported", "only LORA is")
+
+
 def unsupported_fields(config: Mapping[str, Any]) -> list[Problem]:
     """Every feature that a config switches on and this server does not have. Null, false and empty are off."""
     problems = [
         Problem(feature.field, feature.problem, feature.hint) for feature in _FEATURES if config.get(feature.field)
     ]
-    peft_type = config.get("peft_type")
-    if peft_type is not None and not (isinstance(peft_type, str) and peft_type.upper() == "LORA"):
-        problems.append(Problem("peft_type", f"{said(peft_type)} adapters are not supported", "only LORA is"))
     if config.get("use_dora") and config.get("lora_bias"):
         problems.append(Problem("lora_bias", "is set together with use_dora, which PEFT does not allow", BIAS_HINT))
     return problems + _other_saved_modules(config.get("modules_to_save")) + _mutating_init(config)

@@ -118,6 +118,12 @@ def test_a_file_that_is_no_json_object_is_refused(raw: bytes) -> None:
     assert [problem.where for problem in problems] == ["adapter_config.json"]
 
 
+def test_of_another_method_only_the_method_is_told() -> None:
+    parsed, problems = parse_config(json.dumps({"peft_type": "OFT", "r": 0, "bias": 5}).encode())
+    assert parsed is None
+    assert [problem.where for problem in problems] == ["peft_type"]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [

@@ -100,6 +100,11 @@ def test_refuses_what_the_format_does_not_allow(data: bytes, words: str) -> None
     assert [problem.where for problem in caught.value.problems] == [NAME]
 
 
+def test_more_tensors_than_any_adapter_has_are_not_looked_at() -> None:
+    with pytest.raises(AdapterError, match="40001 tensors"):
+        read(pack({str(number): f32(0, 0) for number in range(40_001)}))
+
+
 def test_hostile_names_stay_on_one_short_line() -> None:
     with pytest.raises(AdapterError) as caught:
         read(pack({"\x1b[31mred\n" + "x" * 10_000: f32(4, 8)}, b"12345678"))

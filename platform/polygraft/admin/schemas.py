@@ -24,7 +24,8 @@ Moment = Annotated[
 TenantName = Annotated[str, StringConstraints(pattern=rf"^{NAME}$")]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """A key's name: for people to read."""
-ModelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f@]+$")]
+"""A key is limited to models and adapters, not to versions of them: there is no @ in it."""
 
 
 class Body(BaseModel):
@@ -53,7 +54,7 @@ class NewKey(Body):
     scopes: Annotated[list[TenantScope], Field(min_length=1, max_length=8)] | None = None
     """All of a tenant's unless told otherwise."""
     expires_at: Moment | None = None
-    models: Annotated[list[ModelName], Field(max_length=100)] | None = None
+    models: Annotated[list[ModelName], Field(min_length=1, max_length=100)] | None = None
     """The only models that it may call, as clients write them without a version; null: all."""
 
 

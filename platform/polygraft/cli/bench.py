@@ -16,11 +16,12 @@ from polygraft.bench.client import BenchError
 from polygraft.bench.load import Popularity
 from polygraft.bench.report import Report, most_told, table
 from polygraft.bench.run import Plan, first_model, run
+from polygraft.cli.remote import DEFAULT_URL
 from polygraft.errors import ConfigError
 
 
 def bench(
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(envvar="POLYGRAFT_URL", help="The server.")] = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="POLYGRAFT_API_KEY", help="A tenant's key.")] = None,
     models: Annotated[
         str | None, typer.Option(help="Model names, separated by commas; default: the server's first model.")

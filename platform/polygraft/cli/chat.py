@@ -11,6 +11,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from polygraft.cli.remote import DEFAULT_URL
 from polygraft.errors import ConfigError, PolygraftError
 
 HELP = "/model NAME switches, /models lists, /reset forgets the conversation, /quit leaves; ctrl-c stops an answer."
@@ -98,7 +99,7 @@ def _message(response: httpx.Response) -> str:
 
 def chat(
     model: Annotated[str | None, typer.Argument(help="A base model or an adapter; default: the first one.")] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(envvar="POLYGRAFT_URL", help="The server.")] = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(envvar="POLYGRAFT_API_KEY", help="A tenant's key.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,

@@ -122,17 +122,19 @@ class Intake:
     async def ready(self, ticket: Ticket, actor: Actor, info: AdapterInfo) -> Accepted:
         """Serve the contents, which must be in the blob store, under the name: from here on, all at once.
 
-        A name that was deleted before the ticket is back. Contents that the name has already for the same base model
-        are that version again, and the ticket's is no more. What was begun later and is ready already goes on being
-        served. Raises ApiError 404 when the adapter is gone for good.
+        A name that was deleted before the ticket begins anew: none of what it was comes back with it. Contents that the
+        name has already for the same base model are that version again, and the ticket's is no more. What was begun
+        later and is ready already goes on being served. Raises ApiError 404 when the adapter is gone for good.
         """
         async with self._database.transaction() as session:
             adapter = await records.lock_by_id(session, ticket.adapter_id)
             if adapter is None:
                 raise no_adapter(ticket.name)
+            mine = await records.version_of(session, adapter.id, ticket.version_id)
+            if adapter.deleted_at is not None and mine is not None and mine.created_at > adapter.deleted_at:
+                await records.begin_anew(session, adapter)
             newest = await records.newest_ready(session, adapter.id)
             known = await records.version_with_digest(session, adapter.id, info.digest, ticket.base_model)
-            mine = await records.version_of(session, adapter.id, ticket.version_id)
             if mine is None and known is None:
                 raise no_adapter(ticket.name)
             existed = known is not None and (mine is None or known.id != mine.id)
@@ -144,7 +146,7 @@ class Intake:
             assert known is not None
             served = newest is None or ticket.version >= newest
             if served:
-                _serve(adapter, known.version, mine)
+                adapter.served_version, adapter.enabled = known.version, True
             told = {"version": known.version, "digest": info.digest, "existed": existed, "served": served}
             audit(session, actor, "adapter.version", adapter, **told)
         return Accepted(known.version, existed)
@@ -219,9 +221,3 @@ async def _merge(session: AsyncSession, known: AdapterVersion, mine: AdapterVers
         # It no longer depends on the option being there.
         known.source, known.origin = mine.source, mine.origin
     await session.delete(mine)
-
-
-def _serve(adapter: Adapter, number: int, mine: AdapterVersion | None) -> None:
-    adapter.served_version, adapter.enabled = number, True
-    if adapter.deleted_at is not None and mine is not None and mine.created_at > adapter.deleted_at:
-        adapter.deleted_at = None

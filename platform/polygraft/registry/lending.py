@@ -105,6 +105,6 @@ class Shares:
         async with self._adapters.changing(owner, name) as (session, adapter):
             tenant = await find(session, borrower)
             if not await records.remove_share(session, adapter.id, tenant.id):
-                raise not_found("tenant", borrower)
+                raise not_found("share", f"{name} with {borrower}")
             audit(session, actor, "adapter.unshare", adapter, to=tenant.id)
             return DeletedShare(adapter=adapter.name, tenant_id=tenant.id, tenant=tenant.name)

@@ -83,6 +83,21 @@ async def lock_or_make(session: AsyncSession, tenant_id: str, name: str) -> Adap
     return found
 
 
+async def begin_anew(session: AsyncSession, adapter: Adapter) -> None:
+    """Undo a locked adapter's deletion for what was begun afterwards: versions from before, aliases and shares are gone
+    for good. Numbers go on, so that no version is ever taken for another.
+    """
+    assert adapter.deleted_at is not None, "only what was deleted begins anew"
+    old = (AdapterVersion.adapter_id == adapter.id, AdapterVersion.created_at <= adapter.deleted_at)
+    for removal in (
+        delete(AdapterVersion).where(*old),
+        delete(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id),
+        delete(AdapterShare).where(AdapterShare.adapter_id == adapter.id),
+    ):
+        await session.execute(removal, execution_options={"synchronize_session": False})
+    adapter.deleted_at, adapter.served_version, adapter.share_prefix = None, None, False
+
+
 def take_number(adapter: Adapter) -> int:
     """The number of the next version of a locked adapter, which no other version gets."""
     number = adapter.next_version

@@ -39,6 +39,7 @@ _INFERENCE: frozenset[Scope] = frozenset({"inference"})
 _LISTING: frozenset[Scope] = frozenset({"inference", "adapters:read"})
 _READ: frozenset[Scope] = frozenset({"adapters:read"})
 _WRITE: frozenset[Scope] = frozenset({"adapters:write"})
+_EITHER: frozenset[Scope] = _READ | _WRITE
 _USAGE: frozenset[Scope] = frozenset({"usage:read"})
 _ADMIN: frozenset[Scope] = frozenset({"admin"})
 
@@ -51,6 +52,8 @@ RULES = (
     Rule("/tokenize", _INFERENCE),
     Rule("/detokenize", _INFERENCE),
     Rule("/v1/models", _LISTING, below=True),
+    # Whoever sends an upload has to ask how far it got.
+    Rule("/v1/adapters/uploads", _EITHER, below=True, methods=READING),
     Rule("/v1/adapters", _READ, below=True, methods=READING),
     Rule("/v1/adapters", _WRITE, below=True),
     Rule("/v1/usage", _USAGE),

@@ -15,7 +15,9 @@ from polygraft.registry import intake as implementation
 from polygraft.registry import records
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.intake import Accepted, Intake, Ticket
+from polygraft.registry.lending import Aliases, Shares
 from polygraft.registry.registration import retire_options
+from polygraft.registry.schemas import AliasBody
 from polygraft.registry.service import Registry
 from polygraft.tenancy.principal import Principal
 from polygraft.tenancy.request import Owner
@@ -160,12 +162,15 @@ async def test_numbers_are_never_given_twice_and_the_same_content_is_one_version
     assert sum(accepted.existed for _, accepted in done) == 6
 
 
-async def test_a_deleted_name_is_back_with_what_was_begun_afterwards(
-    push: Push, begin: Begin, intake: Intake, adapters: Adapters, registry: Registry,
+async def test_a_deleted_name_begins_anew_with_what_was_begun_afterwards(
+    push: Push, begin: Begin, intake: Intake, adapters: Adapters, aliases: Aliases, shares: Shares, registry: Registry,
     principals: dict[str, Principal], owners: dict[str, Owner], actor: Actor,
 ) -> None:  # fmt: skip
     owner = owners["acme"]
     await push("acme", "pirate", "a")
+    await aliases.set(owner, actor, "pirate", "prod", AliasBody(version=1))
+    await shares.lend(owner, actor, "pirate", "other", None)
+    assert await label(registry, {"acme": principals["other"]}, "acme/pirate") == "acme/pirate@v1"
     before = await begin()
     await adapters.delete(owner, actor, "pirate")
     await intake.ready(before, actor, info_of("b"))
@@ -178,7 +183,10 @@ async def test_a_deleted_name_is_back_with_what_was_begun_afterwards(
         await registry.resolve(principals["acme"], "pirate@v1")
     assert await intake.ready(after, actor, info_of("c")) == Accepted(3, existed=False)
     assert await label(registry, principals) == "pirate@v3"
-    assert await label(registry, principals, "pirate@v1") == "pirate@v1"
+    for whose, name in (("acme", "pirate@v1"), ("acme", "pirate@prod"), ("other", "acme/pirate")):
+        with pytest.raises(ApiError):
+            await registry.resolve(principals[whose], name)
+    assert await push("acme", "pirate", "a") == Accepted(4, existed=False)
 
 
 async def test_leases_of_the_dead_are_taken_once(

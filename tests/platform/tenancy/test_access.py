@@ -19,7 +19,7 @@ EVERYBODY = {"inference", "adapters:read", "adapters:write", "usage:read", "admi
         ("GET", "/v1/adapters", {"adapters:read"}),
         ("HEAD", "/v1/adapters/voice", {"adapters:read"}),
         ("GET", "/v1/adapters/voice/versions/1/content", {"adapters:read"}),
-        ("GET", "/v1/adapters/uploads/upl_1", {"adapters:read"}),
+        ("GET", "/v1/adapters/uploads/upl_1", {"adapters:read", "adapters:write"}),
         ("POST", "/v1/adapters", {"adapters:write"}),
         ("POST", "/v1/adapters/import", {"adapters:write"}),
         ("PATCH", "/v1/adapters/uploads/upl_1", {"adapters:write"}),
