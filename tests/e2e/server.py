@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ADMIN_KEY = "pg-admin-" + "A" * 40
 TENANT_KEY = "pg-" + "B" * 40
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 def free_port() -> int:
