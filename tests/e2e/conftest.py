@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from tests.e2e.server import ADMIN_KEY, START_SECONDS, TENANT_KEY, Server, free_
 StartServer = Callable[..., Server]
 
 
-@pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Start a server with these command-line options; all are ended when the session ends."""
+@contextmanager
+def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Start servers with these command-line options; all are ended with the block."""
     servers: list[Server] = []
 
     def start(
@@ -39,13 +40,25 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             server.wait(server.ready, START_SECONDS)
         return server
 
-    yield start
-    for server in servers:
-        server.stop()
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Start a server with these command-line options; all are ended when the module's tests are done."""
+    with starting(tmp_path_factory) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")
-def server(start_server: StartServer, demo_model: Path, demo_adapters: dict[str, Path]) -> Server:
-    """The demo, as `make demo` serves it but with keys on."""
+def server(
+    tmp_path_factory: pytest.TempPathFactory, demo_model: Path, demo_adapters: dict[str, Path]
+) -> Iterator[Server]:
+    """The demo, as `make demo` serves it but with keys on, for all modules."""
     options = [f"--adapter={name}={path}" for name, path in demo_adapters.items()]
-    return start_server(str(demo_model), "--max-model-len", "2048", *options)
+    with starting(tmp_path_factory) as start:
+        yield start(str(demo_model), "--max-model-len", "2048", *options)
