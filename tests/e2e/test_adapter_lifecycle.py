@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -101,7 +102,8 @@ def test_everything_ready_is_served_again_after_everything_was_killed(
     tenant.pushed("mine", demo_adapters["pirate"])
     before = served(tenant.chat("mine@v1")), served(tenant.chat("mine"))
     for process in [psutil.Process(first.process.pid), *first.children()]:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # children die with their parent
+            process.kill()
     first.process.wait(30)
     again = start_server(*options, data_dir=tmp_path)
     survivor = Tenant(again, tenant.id, tenant.name, tenant.key)
