@@ -134,7 +134,7 @@ async def test_a_name_in_use_is_replaced_only_on_demand(
     assert (await load(client, "a", root / "two", load_inplace=True)).json()["version"] == 2
     assert (await client.post(UNLOAD, json={"lora_name": "a"})).status_code == 200
     # The same name with other files is those files.
-        assert (await load(client, "a", root / "one")).json()["version"] == 4
+    assert (await load(client, "a", root / "one")).json()["version"] == 4
     assert (await registry.resolve(principals["acme"], "a")).digest == first.digest
 
 
