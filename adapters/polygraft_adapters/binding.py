@@ -9,7 +9,7 @@ from polygraft_adapters.config import LoraSettings
 from polygraft_adapters.header import TensorEntry
 from polygraft_adapters.names import Part, parse_name
 from polygraft_adapters.pairs import BoundModule, Placed, about, bind_pair, bind_vector
-from polygraft_adapters.tables import TABLE_PARTS, BoundTable, bind_tables
+from polygraft_adapters.tables import TABLE_PARTS, BoundTable, Repeat, bind_tables
 from polygraft_adapters.types import PARENTS, TABLES, ModuleKey, ModuleShapes, Problem
 from polygraft_adapters.unsupported import BIAS_HINT, SHARDED_HINT, WHOLE_MODULE_HINT, unknown_tensor
 from polygraft_adapters.wording import shown
@@ -31,8 +31,8 @@ class Binding:
     """Trained biases of the base, which replace its own."""
     tables: dict[str, BoundTable] = field(default_factory=dict)
     """What happens to embed_tokens and lm_head."""
-    copies: list[tuple[TensorEntry, TensorEntry]] = field(default_factory=list)
-    """Pairs that must hold the same bytes."""
+    copies: list[Repeat] = field(default_factory=list)
+    """Tensors that must hold what others do."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

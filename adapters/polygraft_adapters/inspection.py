@@ -15,8 +15,9 @@ from polygraft_adapters.digest import ContentsDigest
 from polygraft_adapters.folder import open_folder
 from polygraft_adapters.header import TensorEntry, read_header
 from polygraft_adapters.pairs import about
+from polygraft_adapters.tables import Repeat
 from polygraft_adapters.types import TABLES, TARGETS, AdapterError, AdapterInfo, ModuleShapes, Problem
-from polygraft_adapters.values import FiniteCheck
+from polygraft_adapters.values import FiniteCheck, are_transposes
 from polygraft_adapters.wording import shown
 
 _CHUNK_BYTES = 1024 * 1024
@@ -46,11 +47,18 @@ class CheckedAdapter:
 
     def unequal_copies(self) -> list[Problem]:
         """Tensors that must repeat another one and do not."""
-        return [
-            about(copy, f"is not the same as {shown(entry.name)}, which it must repeat", "save the adapter again")
-            for entry, copy in self.binding.copies
-            if entry.dtype != copy.dtype or any(a != b for a, b in zip_longest(self.read(entry), self.read(copy)))
-        ]
+        return [repeat.broken for repeat in self.binding.copies if not self._holds(repeat)]
+
+    def _holds(self, repeat: Repeat) -> bool:
+        entry, copy = repeat.entry, repeat.copy
+        if entry.dtype != copy.dtype:
+            return False
+        if not repeat.transposed:
+            return all(a == b for a, b in zip_longest(self.read(entry), self.read(copy)))
+        # Both of them whole, as an exception: they are LoRA's.
+        return entry.shape == copy.shape[::-1] and are_transposes(
+            entry.dtype, entry.shape, b"".join(self.read(entry)), b"".join(self.read(copy))
+        )
 
     def info(self, digest: str) -> AdapterInfo:
         changed = {key.target for key in (*self.binding.modules, *self.binding.biases)} | self.binding.tables.keys()

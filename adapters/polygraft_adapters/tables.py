@@ -5,6 +5,8 @@ What a tensor of the file does follows how PEFT 0.21 loads it:
 - A whole copy of a module that modules_to_save names replaces that module.
 - Any other copy is loaded over the base's own weight, which a tied model has only one of: then it replaces both tables.
 - Retrained rows of embed_tokens are those of a tied lm_head, too, unless it has rows of its own.
+- With ensure_weight_tying, what is trained of a tied model's tables is one for both and saved for each. PEFT 0.21 gives
+  both what it happens to load last where the two differ; here they must be the same.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from polygraft_adapters.header import TensorEntry
 from polygraft_adapters.names import Part
 from polygraft_adapters.pairs import SIBLING_HINT, BoundModule, Placed, about, bind_pair
 from polygraft_adapters.types import EMBEDDING, HEAD, TABLES, ModuleShapes, Problem
-from polygraft_adapters.unsupported import RESIZED_HINT, SAVED_HINT, SHARDED_HINT, TOKENS_HINT
+from polygraft_adapters.unsupported import RESIZED_HINT, SAVED_HINT, SHARDED_HINT, TOKENS_HINT, TYING_HINT
+from polygraft_adapters.wording import shown
 
 _WHOLE = (Part.OWN, Part.OWN_AGAIN, Part.BASE)
 _SIDES = {EMBEDDING: (Part.EMBEDDING_A, Part.EMBEDDING_B), HEAD: (Part.A, Part.B)}
@@ -47,12 +50,28 @@ class BoundTable:
     lora: BoundModule | None
 
 
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The tensor `copy` must hold the numbers of `entry`, or of its transpose."""
+
+    entry: TensorEntry
+    copy: TensorEntry
+    transposed: bool = False
+    hint: str = "save the adapter again"
+
+    @property
+    def broken(self) -> Problem:
+        """What is wrong where it does not."""
+        like = "the transpose of" if self.transposed else "the same as"
+        return about(self.copy, f"is not {like} {shown(self.entry.name)}, which it must repeat", self.hint)
+
+
 @dataclass(slots=True)
 class BoundTables:
-    """The tables that an adapter changes, pairs of tensors that must be equal, and what is wrong."""
+    """The tables that an adapter changes, the tensors that must repeat others, and what is wrong."""
 
     tables: dict[str, BoundTable] = field(default_factory=dict)
-    copies: list[tuple[TensorEntry, TensorEntry]] = field(default_factory=list)
+    copies: list[Repeat] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -67,8 +86,8 @@ class _Binder:
         self._settings = settings
         self._model = model
         self._found = BoundTables()
-        tied_saves = model.tied and settings.ensure_weight_tying and settings.saved
-        self._saved = tuple(TABLES) if tied_saves else settings.saved
+        self._ties = model.tied and settings.ensure_weight_tying
+        self._saved = tuple(TABLES) if self._ties and settings.saved else settings.saved
 
     def bind(self) -> BoundTables:
         if not self._model.vocabulary:
@@ -85,6 +104,8 @@ class _Binder:
             self._check_together(table, bound)
             if bound != BoundTable(None, None, None):
                 self._found.tables[table] = bound
+        if self._ties and not self._saved:
+            self._tie_lora()
         return self._found
 
     def _refuse(self, entry: TensorEntry, problem: str, hint: str) -> None:
@@ -112,7 +133,7 @@ class _Binder:
         for table, placed in self._placed.items():
             named = [placed[part] for part in (Part.OWN, Part.OWN_AGAIN) if part in placed]
             if len(named) == 2:
-                self._found.copies.append((named[0], named[1]))
+                self._found.copies.append(Repeat(named[0], named[1]))
             if Part.BASE in placed:
                 base[table] = placed[Part.BASE]
             if not named:
@@ -123,16 +144,16 @@ class _Binder:
                 what = "is a whole copy of a module that modules_to_save does not name: config and tensors disagree"
                 self._refuse(placed[Part.OWN_AGAIN], what, SAVED_HINT)
             elif table in base:
-                self._found.copies.append((named[0], base[table]))
+                self._found.copies.append(Repeat(named[0], base[table]))
             else:
                 base[table] = named[0]
         return self._own_weights(own) | self._base_weights(base)
 
     def _own_weights(self, own: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-        if own and set(self._saved) != set(self._settings.saved):  # one trained weight, saved once or twice
-            entries = list(own.values())
-            self._found.copies.extend((entries[0], other) for other in entries[1:])
-            own = dict.fromkeys(self._saved, entries[0])
+        if own and self._ties:  # one trained weight, saved once or twice
+            entry, *others = own.values()
+            self._found.copies.extend(Repeat(entry, other, hint=TYING_HINT) for other in others)
+            own = dict.fromkeys(self._saved, entry)
         for table in self._saved:
             if table not in own:
                 what = f"names {table}, but the file has no {table}.weight: config and tensors disagree"
@@ -143,7 +164,7 @@ class _Binder:
         if self._model.tied and base:
             entry = base.get(HEAD, base.get(EMBEDDING))
             assert entry is not None
-            self._found.copies.extend((entry, other) for other in base.values() if other is not entry)
+            self._found.copies.extend(Repeat(entry, other) for other in base.values() if other is not entry)
             base = dict.fromkeys(TABLES, entry)
         return {table: entry for table, entry in base.items() if table not in self._saved}
 
@@ -151,9 +172,12 @@ class _Binder:
         wanted = dict(self._settings.tokens)
         given = {table: placed[Part.TOKENS] for table, placed in self._placed.items() if Part.TOKENS in placed}
         ids = wanted.get(EMBEDDING)
+        if self._ties and ids is not None and wanted.get(HEAD, ids) != ids:
+            what = "names other rows of lm_head than of embed_tokens, which ensure_weight_tying does not allow"
+            self._found.problems.append(Problem("trainable_token_indices", what, TYING_HINT))
         if self._model.tied and ids is not None and wanted.get(HEAD, ids) == ids:
             if EMBEDDING in given and HEAD in given:
-                self._found.copies.append((given[EMBEDDING], given[HEAD]))
+                self._found.copies.append(Repeat(given[EMBEDDING], given[HEAD]))
             if EMBEDDING in given:
                 given[HEAD] = given[EMBEDDING]
             wanted[HEAD] = ids
@@ -194,6 +218,23 @@ class _Binder:
             self._found.problems.append(Problem("lora_bias", what, "train with lora_bias=False"))
             return None
         return bind_pair(TABLES[table], placed, _SIDES[table], shape, settings, self._found.problems)
+
+    def _tie_lora(self) -> None:
+        """One LoRA for both tables: the head has the embedding's matrices, transposed and in each other's place."""
+        given = [table for table in TABLES if self._placed[table].keys() & set(_SIDES[table])]
+        if len(given) == 1:
+            entry = next(self._placed[given[0]][side] for side in _SIDES[given[0]] if side in self._placed[given[0]])
+            other = next(table for table in TABLES if table != given[0])
+            self._refuse(entry, f"is LoRA on {given[0]}, but the file has none on {other}", TYING_HINT)
+            return
+        embedding, head = (
+            None if table not in self._found.tables else self._found.tables[table].lora for table in (EMBEDDING, HEAD)
+        )
+        if embedding is not None and head is not None:
+            self._found.copies += [
+                Repeat(embedding.b, head.a, transposed=True, hint=TYING_HINT),
+                Repeat(embedding.a, head.b, transposed=True, hint=TYING_HINT),
+            ]
 
     def _check_together(self, table: str, bound: BoundTable) -> None:
         """Refuse what PEFT cannot write or would load only in part."""

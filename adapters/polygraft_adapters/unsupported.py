@@ -22,6 +22,10 @@ SAVED_HINT = (
     "modules_to_save must be that of the training run; resize_vocab, add_tokens or save_embedding_layers in the "
     "trainer set it, too"
 )
+TYING_HINT = (
+    "ensure_weight_tying trains one for embed_tokens and lm_head and saves it for each: save the adapter again, or set "
+    "it to false in adapter_config.json for each to have its own"
+)
 SHARDED_HINT = "DeepSpeed ZeRO-3 and FSDP save empty or flat tensors unless the shards are gathered before the save"
 
 

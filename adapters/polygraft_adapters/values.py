@@ -15,6 +15,13 @@ _EXPONENT: dict[str, tuple[np.dtype[Any], int]] = {
 """The unsigned integer of a value's size, and the bits of the exponent: all of them set is infinite or not a number."""
 
 
+def are_transposes(dtype: str, shape: tuple[int, ...], matrix: bytes, other: bytes) -> bool:
+    """Whether a matrix of `shape` and another of the shape turned round hold the same numbers, bit by bit."""
+    integer, _ = _EXPONENT[dtype]
+    turned = np.frombuffer(matrix, integer).reshape(shape).T
+    return np.array_equal(turned, np.frombuffer(other, integer).reshape(turned.shape))
+
+
 class FiniteCheck:
     """Looks at the pieces of one tensor as they pass by; pieces may end anywhere in a value."""
 

@@ -133,6 +133,48 @@ def test_copies_that_differ_are_refused(
     assert problem.where == f"{EMBED}.weight"
 
 
+def test_copies_saved_tied_that_differ_are_refused_of_which_peft_gives_one_to_both(
+    write: Write, tensors: Tensors, shapes: ModuleShapes, tied: ModuleShapes
+) -> None:
+    tensors |= {f"{EMBED}.weight": table(1), f"{HEAD}.weight": table(2)}
+    for saved in (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]):
+        (problem,) = problems_of(write(tensors, modules_to_save=saved, ensure_weight_tying=True), tied)
+        assert problem.where == f"{HEAD}.weight"
+        assert "not the same as" in problem.problem
+        assert "set it to false" in problem.hint
+    apart = {"modules_to_save": ["embed_tokens", "lm_head"]}
+    for folder, model in ((write(tensors, **apart, ensure_weight_tying=True), shapes), (write(tensors, **apart), tied)):
+        assert torch.equal(weight_of(load(folder, model), "lm_head"), table(2))  # type: ignore[arg-type]
+
+
+def test_lora_trained_tied_that_differs_is_refused_of_which_peft_gives_one_to_both(
+    write: Write, tensors: Tensors, shapes: ModuleShapes, tied: ModuleShapes
+) -> None:
+    a, b = torch.rand(8, V), torch.rand(K, 8)
+    embedding = {f"{EMBED}.lora_embedding_A": a, f"{EMBED}.lora_embedding_B": b}
+    head = {f"{HEAD}.lora_A.weight": b.T.contiguous(), f"{HEAD}.lora_B.weight": a.T.contiguous()}
+    both = write({**tensors, **embedding, **head}, ensure_weight_tying=True)
+    assert load(both, tied).info.targets[-2:] == ("embed_tokens", "lm_head")
+    other = {**tensors, **embedding, **head, f"{HEAD}.lora_B.weight": torch.rand(V, 8)}
+    (problem,) = problems_of(write(other, ensure_weight_tying=True), tied)
+    assert problem.where == f"{HEAD}.lora_B.weight"
+    assert f"not the transpose of {EMBED}.lora_embedding_A" in problem.problem
+    assert "set it to false" in problem.hint
+    load(write(other), tied)
+    load(write(other, ensure_weight_tying=True), shapes)
+    for alone, name in ((embedding, "embed_tokens"), (head, "lm_head")):
+        (problem,) = problems_of(write({**tensors, **alone}, ensure_weight_tying=True), tied)
+        assert f"is LoRA on {name}, but the file has none on" in problem.problem
+        load(write({**tensors, **alone}), tied)
+
+
+def test_lora_trained_tied_of_two_ranks_is_refused(write: Write, tensors: Tensors, tied: ModuleShapes) -> None:
+    embedding = {f"{EMBED}.lora_embedding_A": torch.rand(8, V), f"{EMBED}.lora_embedding_B": torch.rand(K, 8)}
+    head = {f"{HEAD}.lora_A.weight": torch.rand(4, K), f"{HEAD}.lora_B.weight": torch.rand(V, 4)}
+    folder = write({**tensors, **embedding, **head}, ensure_weight_tying=True, rank_pattern={"lm_head": 4})
+    assert {problem.where for problem in problems_of(folder, tied)} == set(head)
+
+
 @pytest.mark.parametrize("name", [f"{HEAD}.weight", f"{EMBED}.weight", f"{EMBED}.base_layer.weight"])
 def test_resized_vocabularies_are_refused_with_the_options_that_cause_them(
     write: Write, tensors: Tensors, shapes: ModuleShapes, name: str
@@ -179,6 +221,8 @@ def test_retrained_tokens(write: Write, tensors: Tensors, shapes: ModuleShapes, 
     head = load(write(tensors, trainable_token_indices=other), tied).tables["lm_head"].tokens
     assert head is not None
     assert head.ids == (1,)
+    (problem,) = problems_of(write(tensors, trainable_token_indices=other, ensure_weight_tying=True), tied)
+    assert (problem.where, "other rows of lm_head" in problem.problem) == ("trainable_token_indices", True)
 
 
 def test_retrained_tokens_agree_with_the_config(write: Write, tensors: Tensors, shapes: ModuleShapes) -> None:
