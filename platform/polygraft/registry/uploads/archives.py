@@ -1,7 +1,8 @@
 """Opening an uploaded archive without trusting it. Runs in the checker's process, whose memory and time are bounded.
 
-Only an adapter's own files are ever written, under names that are ours. Of everything else the names are looked at, and
-one that no honest archiver writes condemns the whole archive.
+Only an adapter's own files are ever written, under names that are ours. Of everything else the names and sizes are
+looked at: a name that no honest archiver writes condemns the whole archive, and the bounds hold for all members
+together.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def _unpack_zip(file: IO[bytes], folder: Path, budget: Budget) -> None:
         members: dict[str, zipfile.ZipInfo] = {}
         for count, info in enumerate(archive.infolist()):
             _refuse_many(count)
+            # More than the table says does not come out of any member.
+            budget.spend(info.file_size)
             # The name as the table has it; zipfile's own has been cut at the first NUL.
             path = _checked_name(info.orig_filename)
             if not info.is_dir():
@@ -81,7 +84,7 @@ def _unpack_zip(file: IO[bytes], folder: Path, budget: Budget) -> None:
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise refused(f"{shown(path)} is packed by an unusual method", "pack it with deflate, or store it")
             with archive.open(info) as member:
-                _write(member, folder / name, budget)
+                _write(member, folder / name)
 
 
 def _unpack_tar(file: IO[bytes], folder: Path, budget: Budget) -> None:
@@ -101,7 +104,7 @@ def _unpack_tar(file: IO[bytes], folder: Path, budget: Budget) -> None:
             if (target := members[path]) is not None:
                 member = archive.extractfile(info)
                 assert member is not None, "a regular file has contents"
-                _write(member, target, None)
+                _write(member, target)
     for name, path in choose(members).items():
         if (unpacked := members.pop(path)) is not None:
             unpacked.rename(folder / name)
@@ -135,10 +138,7 @@ def _special(path: str) -> AdapterError:
     return refused(f"has the member {shown(path)!r}, which is a link or a device", "pack the files themselves")
 
 
-def _write(member: IO[bytes], target: Path, budget: Budget | None) -> None:
-    """`budget` is None where the bytes have been paid for as they came out of the stream."""
+def _write(member: IO[bytes], target: Path) -> None:
     with target.open("xb") as to:
         while chunk := member.read(_CHUNK):
-            if budget is not None:
-                budget.spend(len(chunk))
             to.write(chunk)

@@ -21,7 +21,7 @@ def refused(problem: str, hint: str = "") -> AdapterError:
 
 
 class Budget:
-    """How many bytes may still come out of an archive."""
+    """How many bytes the members of an archive may have, those that nobody wants included."""
 
     def __init__(self, archive_bytes: int, max_bytes: int) -> None:
         self._ratio_limit = max(FREE_BYTES, MAX_RATIO * archive_bytes)
@@ -34,7 +34,10 @@ class Budget:
         if self._spent > self._max_bytes:
             raise refused(f"unpacks to more than {self._max_bytes} bytes", "pack the adapter's two files only")
         if self._spent > self._ratio_limit:
-            raise refused(f"unpacks to more than {MAX_RATIO} times its size", "send config and weights as they are")
+            raise refused(
+                f"unpacks to more than {MAX_RATIO} times its size",
+                "pack the adapter's two files only, or send them as they are",
+            )
 
 
 class BoundedReads(io.RawIOBase):

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import random
 import stat
 import struct
 import tarfile
@@ -150,13 +151,36 @@ def test_more_bytes_than_such_an_archive_may_hold(tmp_path: Path, pack: Any, mon
     assert "100 times its size" in refused(tmp_path, pack(files() | {WEIGHTS: bytes(5 << 20)}))
 
 
-def test_a_bomb_among_what_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a tar it has to be decompressed to get past it; a zip's table leads around it."""
-    monkeypatch.setattr(forward, "FREE_BYTES", 1 << 20)
-    bomb = {"logs.txt": bytes(5 << 20)} | files()
-    assert unpacked(tmp_path, zip_of(bomb)) == files()
-    (tmp_path / "tar").mkdir()
-    assert "100 times its size" in refused(tmp_path / "tar", tar_of(bomb))
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_bounds_hold_for_what_nobody_reads(tmp_path: Path, pack: Any, first: bool) -> None:
+    zeros = {"logs.txt": bytes(forward.FREE_BYTES)}
+    bomb = pack(zeros | files() if first else files() | zeros)
+    assert "100 times its size" in refused(tmp_path, bomb)
+    (tmp_path / "small").mkdir()
+    noise = {"optimizer.pt": random.Random(1).randbytes(100_000)}
+    told = refused(tmp_path / "small", pack(noise | files() if first else files() | noise), 100_000)
+    assert "more than 100000 bytes" in told
+
+
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_what_trainers_leave_beside_an_adapter_is_no_trouble_within_the_bounds(tmp_path: Path, pack: Any) -> None:
+    beside = dict.fromkeys(
+        (
+            "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+            "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", ".DS_Store",
+            f"._{CONFIG}", f"__MACOSX/my-adapter/._{WEIGHTS}", "checkpoint-10/optimizer.pt", "runs/events.out.1",
+        ),
+        random.Random(1).randbytes(50_000),
+    )  # fmt: skip
+    assert unpacked(tmp_path, pack({"README.md": b"# hi"} | beside | files())) == files() | {"README.md": b"# hi"}
+
+
+def test_a_member_that_is_longer_than_the_table_says(tmp_path: Path) -> None:
+    content = bytearray(zip_of(files()))
+    at = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 1)  # of the weights
+    content[at + 24 : at + 28] = struct.pack("<I", 10)
+    assert "damaged" in refused(tmp_path, bytes(content))
 
 
 def test_a_header_that_would_fill_memory(tmp_path: Path) -> None:
