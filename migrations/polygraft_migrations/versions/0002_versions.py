@@ -87,12 +87,18 @@ def upgrade() -> None:
         sa.Column("filename", sa.String(16), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
         sa.Column("base_model", sa.String(255), nullable=True),
+        sa.Column("version_id", sa.String(40), nullable=True),
+        sa.Column("existed", sa.Boolean(), nullable=False),
         _moment("created_at"),
         _moment("expires_at"),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name="fk_uploads_tenant_id_tenants", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["version_id"], ["adapter_versions.id"], name="fk_uploads_version_id_adapter_versions", ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("id", name="pk_uploads"),
     )
     op.create_index("ix_uploads_tenant_id", "uploads", ["tenant_id"])
+    op.create_index("ix_uploads_version_id", "uploads", ["version_id"])
     op.create_table(
         "audit_log",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),

@@ -175,7 +175,9 @@ class AdapterShare(Base):
 
 
 class Upload(Base):
-    """A resumable upload that is under way; its bytes lie beside the blobs under its id."""
+    """A resumable upload. While it is under way its bytes lie beside the blobs under its id; then, until it expires, it
+    tells what it became.
+    """
 
     __tablename__ = "uploads"
 
@@ -189,6 +191,10 @@ class Upload(Base):
     """Of the whole, as announced."""
     base_model: Mapped[str | None] = mapped_column(String(255))
     """The served base model that it was announced for, if it was."""
+    version_id: Mapped[str | None] = mapped_column(ForeignKey("adapter_versions.id", ondelete="CASCADE"), index=True)
+    """The version that it became; None while it is under way."""
+    existed: Mapped[bool] = mapped_column(default=False)
+    """Whether the name had these contents before."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
 

@@ -26,6 +26,17 @@ def problem_objects(problems: Sequence[Problem]) -> list[dict[str, str]]:
     ]
 
 
+def problems_of(version: AdapterVersion) -> list[Problem]:
+    """What `problem_objects` stored with a version."""
+    stored = [] if version.errors is None else version.errors
+    return [
+        Problem(error["tensor"], error["problem"], error["hint"], "tensor")
+        if "tensor" in error
+        else Problem(error["field"], error["problem"], error["hint"])
+        for error in stored
+    ]
+
+
 def fill(version: AdapterVersion, info: AdapterInfo) -> None:
     """Make a version ready with what is known of its contents."""
     version.status, version.status_reason, version.errors, version.lease_until = "ready", None, None, None

@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from polygraft.audit import Actor
 from polygraft.db import Adapter, AdapterVersion, Database, new_id, now
-from polygraft.errors import ApiError, bad_request
+from polygraft.errors import ApiError, bad_request, not_found
 from polygraft.registry import records
 from polygraft.registry.adapters import audit
-from polygraft.registry.findings import fill, problem_objects, storable
+from polygraft.registry.findings import fill, invalid_adapter, problem_objects, problems_of, storable
 from polygraft.registry.live import LiveModels
 from polygraft.registry.names import NAME_RULE, is_adapter_name
-from polygraft.registry.objects import found_object, no_adapter
+from polygraft.registry.objects import found_object, no_adapter, object_at
 from polygraft.registry.options import OPTION, ROUTES, clash
 from polygraft.registry.schemas import AdapterObject
 from polygraft.tenancy.request import Owner
@@ -82,9 +82,11 @@ class Intake:
         base_model: str,
         source: Literal["upload", "import"],
         origin: str | None,
+        upload_id: str | None = None,
     ) -> Ticket:
-        """Take the next number of the name, which check_name has let pass. What the name serves stays as it is. Raises
-        ApiError 409 for a name that has MAX_VERSIONS.
+        """Take the next number of the name, which check_name has let pass, for what came by the resumable upload if it
+        came by one. What the name serves stays as it is. Raises ApiError 409 for a name that has MAX_VERSIONS, and for
+        an upload that has become a version already.
         """
         version_id, moment = new_id("adv"), now()
         async with self._database.transaction() as session:
@@ -105,6 +107,9 @@ class Intake:
                     created_at=moment,
                 )
             )
+            await session.flush()
+            if upload_id is not None and not await records.become(session, upload_id, version_id):
+                raise upload_in_use()
             audit(session, actor, f"adapter.{source}", adapter, version=number)
         return Ticket(version_id, adapter.id, owner.tenant_id, name, number, base_model, moment)
 
@@ -202,6 +207,37 @@ class Intake:
             raise no_adapter(name)
         return found
 
+    async def outcome(self, owner: Owner, version_id: str) -> AdapterObject:
+        """What whoever sent the version was told, or would be by now: the adapter as if it served the version, or as it
+        is while the version is validated. Raises ApiError: 422 for a refused one, 404 where it is gone or deleted.
+        """
+        async with self._database.transaction() as session:
+            version = await session.get(AdapterVersion, version_id)
+            adapter = None if version is None else await session.get(Adapter, version.adapter_id)
+            if version is None or adapter is None:
+                raise not_found("version", version_id)
+            if version.status == "failed":
+                raise _refused(version)
+            if version.status == "ready":
+                found = await object_at(session, owner, adapter, version)
+            else:
+                found = await found_object(session, owner, adapter.name)
+            if found is None:
+                raise no_adapter(adapter.name)
+            return found
+
+
+def upload_in_use() -> ApiError:
+    """409 for a resumable upload that somebody else is at work on."""
+    return ApiError(409, "Another request is at work on this upload.", code="upload_in_use")
+
+
+def _refused(version: AdapterVersion) -> ApiError:
+    problems = problems_of(version)
+    if problems:
+        return invalid_adapter(problems)
+    return ApiError(422, f"The adapter cannot be served: {version.status_reason}", code="invalid_adapter", errors=[])
+
 
 def _too_many_versions(name: str) -> ApiError:
     return ApiError(
@@ -220,4 +256,5 @@ async def _merge(session: AsyncSession, known: AdapterVersion, mine: AdapterVers
     if known.source == OPTION:
         # It no longer depends on the option being there.
         known.source, known.origin = mine.source, mine.origin
+    await records.become_another(session, mine.id, known.id)
     await session.delete(mine)

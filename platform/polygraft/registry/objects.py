@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from polygraft.db import Adapter
+from polygraft.db import Adapter, AdapterVersion
 from polygraft.errors import ApiError, not_found
 from polygraft.registry import records
 from polygraft.registry.records import Shown
@@ -44,6 +45,16 @@ async def found_object(session: AsyncSession, owner: Owner, name: str) -> Adapte
     if shown.newest.status == "ready" or (since is not None and shown.newest.created_at <= since):
         return None
     return _object(owner, Shown(adapter, served=None, newest=shown.newest, aliases=()))
+
+
+async def object_at(
+    session: AsyncSession, owner: Owner, adapter: Adapter, version: AdapterVersion
+) -> AdapterObject | None:
+    """The adapter as if it served that version; None if it is not live, or was just purged."""
+    found = await records.shown(session, [adapter])
+    if not found or not adapter.enabled or adapter.deleted_at is not None:
+        return None
+    return _object(owner, replace(found[0], served=version))
 
 
 def _object(owner: Owner, shown: Shown) -> AdapterObject:

@@ -1,4 +1,6 @@
-"""SQL for a tenant's adapters, their versions, aliases and shares, as their owner sees and changes them."""
+"""SQL for a tenant's adapters, their versions, aliases and shares, as their owner sees and changes them, and for which
+uploads became which versions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion
+from polygraft.db import Adapter, AdapterAlias, AdapterShare, AdapterVersion, Upload
 from polygraft.errors import not_found
 
 _LIVE = (Adapter.enabled, Adapter.deleted_at.is_(None))
@@ -233,6 +235,19 @@ async def version_of(session: AsyncSession, adapter_id: str, version_id: str) ->
     query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id, AdapterVersion.id == version_id)
     found: AdapterVersion | None = await session.scalar(query)
     return found
+
+
+async def become(session: AsyncSession, upload_id: str, version_id: str) -> bool:
+    """Note that a resumable upload became the version. False for one that has become another, or is gone."""
+    open_upload = update(Upload).where(Upload.id == upload_id, Upload.version_id.is_(None))
+    noted = open_upload.values(version_id=version_id).returning(Upload.id)
+    return await session.scalar(noted, execution_options={"synchronize_session": False}) is not None
+
+
+async def become_another(session: AsyncSession, version_id: str, known_id: str) -> None:
+    """Note that the uploads of one version became another, which has the same contents and was there before."""
+    moved = update(Upload).where(Upload.version_id == version_id).values(version_id=known_id, existed=True)
+    await session.execute(moved, execution_options={"synchronize_session": False})
 
 
 async def served_from(session: AsyncSession, tenant_id: str, source: str) -> Sequence[Adapter]:

@@ -12,7 +12,7 @@ from polygraft.db import AdapterVersion, Tenant, Upload
 
 
 async def upload(session: AsyncSession, tenant_id: str, upload_id: str, moment: datetime) -> Upload | None:
-    """The tenant's upload, unless it has expired."""
+    """The tenant's upload, complete or not, unless it has expired."""
     query = select(Upload).where(Upload.id == upload_id, Upload.tenant_id == tenant_id, Upload.expires_at > moment)
     found: Upload | None = await session.scalar(query)
     return found
@@ -27,8 +27,8 @@ async def lock_tenant(session: AsyncSession, tenant_id: str) -> bool:
 
 async def count_uploads(session: AsyncSession, tenant_id: str, moment: datetime) -> int:
     """How many the tenant has open."""
-    query = select(func.count()).select_from(Upload).where(Upload.tenant_id == tenant_id, Upload.expires_at > moment)
-    found: int = (await session.scalars(query)).one()
+    is_open = (Upload.tenant_id == tenant_id, Upload.expires_at > moment, Upload.version_id.is_(None))
+    found: int = (await session.scalars(select(func.count()).select_from(Upload).where(*is_open))).one()
     return found
 
 
@@ -39,12 +39,12 @@ async def remove_upload(session: AsyncSession, tenant_id: str, upload_id: str) -
 
 
 async def remove_expired(session: AsyncSession, moment: datetime) -> None:
-    """Forget the uploads that nobody completed in time."""
+    """Forget the uploads that nobody completed in time, and what became of the others."""
     await session.execute(delete(Upload).where(Upload.expires_at <= moment))
 
 
 async def wanted(session: AsyncSession, ids: Collection[str]) -> set[str]:
     """Those of the ids that are versions being validated, or open uploads."""
     versions = select(AdapterVersion.id).where(AdapterVersion.id.in_(ids), AdapterVersion.status == "validating")
-    uploads = select(Upload.id).where(Upload.id.in_(ids))
+    uploads = select(Upload.id).where(Upload.id.in_(ids), Upload.version_id.is_(None))
     return {*await session.scalars(versions), *await session.scalars(uploads)}

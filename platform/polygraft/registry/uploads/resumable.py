@@ -13,7 +13,8 @@ from typing import IO
 
 from polygraft.blobs.contents import sha256_of
 from polygraft.db import Database, Upload, new_id, now
-from polygraft.errors import ApiError, bad_request, not_found, shortened
+from polygraft.errors import ApiError, bad_request, not_found
+from polygraft.registry.intake import upload_in_use
 from polygraft.registry.uploads import repository
 from polygraft.registry.uploads.body import Body, too_large
 from polygraft.registry.uploads.form import BATCH
@@ -40,6 +41,17 @@ class Piece:
     def size(self) -> int:
         """In bytes."""
         return self.last - self.start + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """An upload that is whole and has become a version."""
+
+    name: str
+    """The adapter's."""
+    version_id: str
+    existed: bool
+    """Whether the name had these contents before."""
 
 
 def parse_range(header: str) -> Piece:
@@ -124,7 +136,7 @@ class Resumable:
         async with self._held(upload_id) as staged:
             async with self._database.transaction() as session:
                 if not await repository.remove_upload(session, owner.tenant_id, upload_id):
-                    raise not_found("upload", shortened(upload_id))
+                    raise not_found("upload", upload_id)
             await staged.remove()
         return DeletedUpload(id=upload_id)
 
@@ -135,6 +147,8 @@ class Resumable:
         """
         upload = await self._find(owner, upload_id)
         async with self._held(upload_id) as staged:
+            if await self.completed(owner, upload_id) is not None:
+                raise upload_in_use()
             received = await self._received(upload_id)
             if received < upload.size_bytes:
                 raise _wrong_offset(received)
@@ -144,19 +158,24 @@ class Resumable:
             await self._staging.require_room(upload.size_bytes)
             yield upload, staged
 
-    async def forget(self, owner: Owner, upload_id: str) -> None:
-        """It has become a version."""
-        async with self._database.transaction() as session:
-            await repository.remove_upload(session, owner.tenant_id, upload_id)
+    async def completed(self, owner: Owner, upload_id: str) -> Completed | None:
+        """What the upload became; None while it is under way, and for one that does not exist."""
+        found = await self._look(owner, upload_id)
+        if found is None or found.version_id is None:
+            return None
+        return Completed(found.name, found.version_id, found.existed)
 
     async def _find(self, owner: Owner, upload_id: str) -> Upload:
-        found = None
-        if _ID.fullmatch(upload_id) is not None:
-            async with self._database.transaction() as session:
-                found = await repository.upload(session, owner.tenant_id, upload_id, now())
-        if found is None:
-            raise not_found("upload", shortened(upload_id))
+        found = await self._look(owner, upload_id)
+        if found is None or found.version_id is not None:
+            raise not_found("upload", upload_id)
         return found
+
+    async def _look(self, owner: Owner, upload_id: str) -> Upload | None:
+        if _ID.fullmatch(upload_id) is None:
+            return None
+        async with self._database.transaction() as session:
+            return await repository.upload(session, owner.tenant_id, upload_id, now())
 
     async def _received(self, upload_id: str) -> int:
         return await asyncio.to_thread(self._staging.archive_size, upload_id)
@@ -165,7 +184,7 @@ class Resumable:
     async def _held(self, upload_id: str) -> AsyncIterator[Staged]:
         staged = await self._staging.take(upload_id, create=True)
         if staged is None:
-            raise ApiError(409, "Another request is at work on this upload.", code="upload_in_use")
+            raise upload_in_use()
         async with staged:
             yield staged
 

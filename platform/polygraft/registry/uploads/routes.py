@@ -104,7 +104,7 @@ def build_router(uploads: Uploads, *, prefix: str, owner: OwnerOf) -> APIRouter:
     async def complete_upload(
         request: Request, response: Response, owner: Annotated[Owner, owned], upload: str
     ) -> AdapterObject:
-        """Register what was sent, like an upload in one piece."""
+        """Register what was sent, like an upload in one piece. Told again to whoever asks again within the day."""
         empty = "transfer-encoding" not in request.headers and request.headers.get("content-length", "0") == "0"
         body = CompleteBody() if empty else await read_body(request, CompleteBody)
         return registered(await uploads.complete(owner, actor_of(request), upload, body.sha256), response)

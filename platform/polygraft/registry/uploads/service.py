@@ -11,12 +11,12 @@ from starlette.requests import Request
 from polygraft.audit import Actor
 from polygraft.errors import bad_request, shortened, unavailable
 from polygraft.registry.findings import invalid_adapter
-from polygraft.registry.intake import Intake, Ticket
+from polygraft.registry.intake import Intake
 from polygraft.registry.live import LiveModels
 from polygraft.registry.schemas import AdapterObject
 from polygraft.registry.uploads.body import Turns, receiving
 from polygraft.registry.uploads.form import OVERHEAD, read_form
-from polygraft.registry.uploads.resumable import Piece, Resumable
+from polygraft.registry.uploads.resumable import Completed, Piece, Resumable
 from polygraft.registry.uploads.schemas import DeletedUpload, ImportBody, UploadBody, UploadObject
 from polygraft.registry.uploads.sources import Sources
 from polygraft.registry.uploads.staging import Staging
@@ -72,7 +72,7 @@ class Uploads:
             ticket = await self._intake.begin(owner, actor, form.name, base_model, "upload", None)
             await staged.name_after(ticket.version_id)
             task = self._validator.begin(ticket, actor, staged, held.pop_all())
-        return await self._answer(owner, ticket, task)
+        return await self._answer(owner, ticket.name, task)
 
     async def open(self, owner: Owner, body: UploadBody) -> UploadObject:
         """Announce a resumable upload."""
@@ -95,17 +95,20 @@ class Uploads:
         return await self._resumable.delete(owner, upload_id)
 
     async def complete(self, owner: Owner, actor: Actor, upload_id: str, sha256: str | None) -> Answer:
-        """Validate an upload that is whole. It is no more then, and the version has its bytes."""
+        """Validate an upload that is whole; the version has its bytes then. Whoever asks again, as after a connection
+        that broke, is told the same.
+        """
+        if (completed := await self._resumable.completed(owner, upload_id)) is not None:
+            return await self._again(owner, completed)
         async with AsyncExitStack() as held:
             held.enter_context(self._turns.take(owner.tenant_id))
             upload, staged = await held.enter_async_context(self._resumable.complete(owner, upload_id, sha256))
             self._intake.check_name(upload.name)
             base_model = self._base_model(upload.base_model)
-            ticket = await self._intake.begin(owner, actor, upload.name, base_model, "upload", None)
+            ticket = await self._intake.begin(owner, actor, upload.name, base_model, "upload", None, upload_id)
             await staged.name_after(ticket.version_id)
-            await self._resumable.forget(owner, upload_id)
             task = self._validator.begin(ticket, actor, staged, held.pop_all())
-        return await self._answer(owner, ticket, task)
+        return await self._answer(owner, ticket.name, task)
 
     async def fetch(self, owner: Owner, actor: Actor, body: ImportBody) -> AdapterObject:
         """Begin to import; the adapter tells how it went. Raises ApiError for sources that are not allowed."""
@@ -120,7 +123,13 @@ class Uploads:
             self._validator.begin(ticket, actor, staged, held.pop_all(), fetch=source.fetch)
         return await self._intake.adapter_object(owner, body.name)
 
-    async def _answer(self, owner: Owner, ticket: Ticket, task: asyncio.Task[Outcome]) -> Answer:
+    async def _again(self, owner: Owner, completed: Completed) -> Answer:
+        task = self._validator.running(completed.version_id)
+        if task is not None:
+            return await self._answer(owner, completed.name, task)
+        return Answer(await self._intake.outcome(owner, completed.version_id), created=not completed.existed)
+
+    async def _answer(self, owner: Owner, name: str, task: asyncio.Task[Outcome]) -> Answer:
         await asyncio.wait({task}, timeout=ANSWER_SECONDS)
         created = True
         if task.done():
@@ -128,7 +137,7 @@ class Uploads:
             if isinstance(outcome, Rejected):
                 raise invalid_adapter(outcome.problems)
             created = not outcome.existed
-        return Answer(await self._intake.adapter_object(owner, ticket.name), created)
+        return Answer(await self._intake.adapter_object(owner, name), created)
 
     def _base_model(self, name: str | None) -> str:
         """The served model that is meant. Raises ApiError 400, or 503 while none is known yet."""

@@ -101,6 +101,10 @@ class Validator:
         task.add_done_callback(lambda done: self._ended(ticket, done))
         return task
 
+    def running(self, version_id: str) -> asyncio.Task[Outcome] | None:
+        """What `begin` returned for the version, as long as it runs."""
+        return self._running.get(version_id)
+
     async def keep_going(self) -> None:
         """Take over what dead gateways have left, and delete what nobody will come back for. Runs for ever."""
         swept, pause = -SWEEP_SECONDS, TAKEOVER_SECONDS

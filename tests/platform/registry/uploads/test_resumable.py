@@ -9,18 +9,21 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
+from tests.platform.registry.fakes import ACTOR
 
 from polygraft.blobs import BlobStore
-from polygraft.db import AuditEntry, Database, Upload, now
+from polygraft.db import Adapter, AdapterVersion, AuditEntry, Database, Upload, now
+from polygraft.registry.adapters import Adapters
 from polygraft.registry.intake import Intake
 from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import resumable, staging
 from polygraft.registry.uploads.assembly import Receiving, assemble
 from polygraft.registry.uploads.staging import Staging
+from polygraft.tenancy.request import Owner
 
 from .conftest import check_here
-from .making import PATH, files, zip_of
+from .making import PATH, WEIGHTS, files, form_of, weights_of, zip_of
 
 CONTENT = zip_of(files())
 UPLOADS = f"{PATH}/uploads"
@@ -61,6 +64,68 @@ async def test_the_same_contents_again(client: httpx.AsyncClient) -> None:
         upload = await begun(client)
         await sent(client, upload, 0, CONTENT)
         assert (await client.post(f"{UPLOADS}/{upload}/complete")).status_code == status
+
+
+async def completed_twice(client: httpx.AsyncClient, content: bytes = CONTENT) -> httpx.Response:
+    """The second answer, which is that of the first."""
+    upload = await begun(client)
+    await sent(client, upload, 0, content)
+    first = await client.post(f"{UPLOADS}/{upload}/complete")
+    again = await client.post(f"{UPLOADS}/{upload}/complete")
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    return again
+
+
+async def test_completing_it_again_tells_the_same(
+    client: httpx.AsyncClient, database: Database, staged: Callable[[], list[str]]
+) -> None:
+    for status in (201, 200):
+        again = await completed_twice(client)
+        assert (again.status_code, again.json()["version"], again.json()["status"]) == (status, 1, "ready")
+    refused = await completed_twice(client, bytes(len(CONTENT)))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_adapter")
+    async with database.transaction() as session:
+        actions = list(await session.scalars(select(AuditEntry.action)))
+    assert actions.count("adapter.upload") == 3
+    assert staged() == []
+
+
+async def test_completing_it_again_tells_of_its_own_version_although_another_is_served(
+    client: httpx.AsyncClient,
+) -> None:
+    upload = await begun(client)
+    await sent(client, upload, 0, CONTENT)
+    first = await client.post(f"{UPLOADS}/{upload}/complete")
+    body, headers = form_of(("name", None, b"pirate"), ("file", "a.zip", zip_of(files(**{WEIGHTS: weights_of(0.25)}))))
+    assert (await client.post(PATH, content=body, headers=headers)).json()["version"] == 2
+    again = await client.post(f"{UPLOADS}/{upload}/complete")
+    assert (again.status_code, again.json()) == (201, first.json())
+    other = await client.post(f"{UPLOADS}/{upload}/complete", headers={"X-Tenant": "other"})
+    assert other.status_code == 404
+
+
+async def test_completing_it_again_when_what_it_became_is_gone(
+    client: httpx.AsyncClient, database: Database, adapters: Adapters, owners: dict[str, Owner]
+) -> None:
+    upload = await begun(client)
+    await sent(client, upload, 0, CONTENT)
+    await client.post(f"{UPLOADS}/{upload}/complete")
+    await adapters.delete(owners["acme"], ACTOR, "pirate")
+    assert (await client.post(f"{UPLOADS}/{upload}/complete")).status_code == 404
+    async with database.transaction() as session:
+        await session.execute(delete(Adapter))
+    assert (await client.post(f"{UPLOADS}/{upload}/complete")).status_code == 404
+
+
+async def test_completing_it_at_the_same_time_makes_one_version(client: httpx.AsyncClient, database: Database) -> None:
+    upload = await begun(client)
+    await sent(client, upload, 0, CONTENT)
+    answers = await asyncio.gather(*(client.post(f"{UPLOADS}/{upload}/complete") for _ in range(4)))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert {answer.json()["error"]["code"] for answer in answers if answer.status_code == 409} <= {"upload_in_use"}
+    assert (await client.post(f"{UPLOADS}/{upload}/complete")).status_code == 201
+    async with database.transaction() as session:
+        assert len((await session.scalars(select(AdapterVersion))).all()) == 1
 
 
 @pytest.mark.parametrize("start", [0, 5, 50])
@@ -196,6 +261,7 @@ async def test_only_what_becomes_of_an_adapter_is_in_the_audit_log(
 
 
 async def test_the_number_of_open_ones_is_bounded(client: httpx.AsyncClient) -> None:
+    await completed_twice(client)
     uploads = [await begun(client) for _ in range(resumable.MAX_OPEN)]
     body = {"name": "pirate", "filename": "a.zip", "size_bytes": 1}
     refused = await client.post(UPLOADS, json=body)

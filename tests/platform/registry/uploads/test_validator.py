@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import update
 from tests.platform.registry.fakes import ACTOR
@@ -29,7 +31,7 @@ from polygraft.tenancy.request import Owner
 from polygraft_adapters.types import AdapterInfo
 
 from .conftest import check_here
-from .making import Send, eventually, files, zip_of
+from .making import PATH, Send, eventually, files, zip_of
 
 Shown = Callable[[str], Awaitable[Any]]
 
@@ -105,6 +107,15 @@ async def until(shown: Shown, status: str) -> Any:
     return await shown("pirate")
 
 
+async def sent(client: httpx.AsyncClient) -> str:
+    """The path of a resumable upload that is whole."""
+    content = zip_of(files())
+    announcement = {"name": "pirate", "filename": "a.zip", "size_bytes": len(content)}
+    upload = f"{PATH}/uploads/{(await client.post(f'{PATH}/uploads', json=announcement)).json()['id']}"
+    await client.patch(upload, content=content, headers={"Content-Range": f"bytes 0-{len(content) - 1}/*"})
+    return upload
+
+
 async def test_a_long_validation_is_answered_before_its_end(
     push: Send, held: Held, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +124,40 @@ async def test_a_long_validation_is_answered_before_its_end(
     assert (response.status_code, response.json()["status"], response.json()["digest"]) == (201, "validating", None)
     held.go.set()
     assert (await until(shown, "ready")).rank == 2
+
+
+async def test_whoever_completes_an_upload_again_waits_for_the_same_validation(
+    client: httpx.AsyncClient, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = await sent(client)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(service, "ANSWER_SECONDS", 0.05)
+        for _ in range(2):
+            early = await client.post(f"{upload}/complete")
+            assert (early.status_code, early.json()["status"]) == (201, "validating")
+    again = asyncio.create_task(client.post(f"{upload}/complete"))
+    await asyncio.sleep(0.05)
+    held.go.set()
+    assert ((await again).status_code, (await again).json()["status"]) == (201, "ready")
+    assert (await client.post(f"{upload}/complete")).json() == (await again).json()
+
+
+async def test_whoever_completes_an_upload_again_hears_what_became_of_it_when_its_gateway_died(
+    client: httpx.AsyncClient, receiving: Receiving, heir: Validator, blobs: BlobStore,
+    abandon: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    upload = await sent(client)
+    monkeypatch.setattr(service, "ANSWER_SECONDS", 0.05)
+    await client.post(f"{upload}/complete")
+    await receiving.validator.close()
+    early = await client.post(f"{upload}/complete")
+    assert (early.status_code, early.json()["status"]) == (201, "validating")
+    shutil.rmtree(blobs.root / "staging")
+    await abandon()
+    await heir.take_over()
+    lost = await client.post(f"{upload}/complete")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (422, "invalid_adapter")
+    assert "upload or import it again" in lost.json()["error"]["message"]
 
 
 async def test_checks_run_a_few_at_a_time(push: Send, held: Held) -> None:
