@@ -12,8 +12,8 @@ from fastapi import APIRouter, Body, Depends, Path
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from polygraft.blobs import BlobError
-from polygraft.errors import unavailable
+from polygraft.blobs import BlobError, BlobUnavailable
+from polygraft.errors import ApiError, unavailable
 from polygraft.pages import DEFAULT_LIMIT, ERRORS, After, Limit, Page, page
 from polygraft.registry.adapters import Adapters
 from polygraft.registry.archive import tar_gz
@@ -122,10 +122,17 @@ def build_router(services: AdapterServices, *, prefix: str, owner: OwnerOf) -> A
             async with services.checks.one("fetch adapters"):
                 folder = await asyncio.to_thread(services.blobs.verified_adapter, digest)
             packed = await asyncio.to_thread(tar_gz, folder)
-        except (BlobError, OSError) as error:
-            log.error("adapter_content_missing", digest=digest, error=str(error))
+        except (BlobUnavailable, OSError) as error:
+            log.error("adapter_content_not_read", digest=digest, error=str(error))
             raise unavailable(
                 f"The contents of `{name}@v{version}` cannot be read just now.", code="dependency_unavailable"
+            ) from None
+        except BlobError as error:
+            log.error("adapter_content_damaged", digest=digest, error=str(error))
+            raise ApiError(
+                422,
+                f"The files of `{name}@v{version}` are missing or damaged where they are stored. Upload it again.",
+                code="invalid_adapter",
             ) from None
         headers = {
             "Content-Disposition": f'attachment; filename="{name}-v{version}.tar.gz"',

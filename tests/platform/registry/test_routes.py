@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polygraft.blobs import BlobError
+from polygraft.blobs import BlobError, BlobUnavailable
 from polygraft.db import Adapter, AdapterAlias, AdapterVersion, AuditEntry, Database
 from polygraft.openai.errors import install_error_handlers
 from polygraft.registry.adapters import Adapters
@@ -35,10 +36,11 @@ class Folders:
 
     def __init__(self) -> None:
         self.known: dict[str, Path] = {}
+        self.failure: BlobError | None = None
 
     def verified_adapter(self, digest: str) -> Path:
-        if digest not in self.known:
-            raise BlobError(f"the blob store has no adapter {digest}")
+        if self.failure is not None:
+            raise self.failure
         return self.known[digest]
 
 
@@ -364,7 +366,6 @@ async def test_contents_are_sent_as_a_tar_gz(
     (tmp_path / "adapter_config.json").write_bytes(b"{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(weights)
     (tmp_path / "secret").write_bytes(b"no")
-    assert error(await acme.get("/pirate/versions/1/content"))[:2] == (503, "dependency_unavailable")
     folders.known["sha256:a"] = tmp_path
     answer = await acme.get("/pirate/versions/1/content")
     assert answer.headers["content-type"] == "application/gzip"
@@ -375,6 +376,26 @@ async def test_contents_are_sent_as_a_tar_gz(
     assert contents == {"adapter_config.json": b"{}", "adapter_model.safetensors": weights}
     (tmp_path / "adapter_model.safetensors").unlink()
     assert (await acme.get("/pirate/versions/1/content")).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code", "event"),
+    [
+        (BlobUnavailable("no answer"), 503, "dependency_unavailable", "adapter_content_not_read"),
+        (BlobError("other bytes"), 422, "invalid_adapter", "adapter_content_damaged"),
+    ],
+)
+async def test_contents_that_are_damaged_are_to_be_uploaded_again_and_those_out_of_reach_are_asked_for_later(
+    acme: httpx.AsyncClient, push: Push, folders: Folders, failure: BlobError, status: int, code: str, event: str
+) -> None:
+    await push("acme", "pirate", "a")
+    folders.failure = failure
+    with structlog.testing.capture_logs() as logged:
+        answer = await acme.get("/pirate/versions/1/content")
+    assert error(answer)[:2] == (status, code)
+    assert ("Upload it again" in answer.text) == (status == 422)
+    [entry] = [entry for entry in logged if entry["log_level"] == "error"]
+    assert (entry["event"], entry["digest"], entry["error"]) == (event, "sha256:a", str(failure))
 
 
 async def test_contents_are_checked_one_after_the_other_and_who_waits_long_may_come_back(
