@@ -11,7 +11,7 @@ from polygraft.db import Adapter, AdapterVersion
 from polygraft.errors import ApiError, not_found
 from polygraft.registry import records
 from polygraft.registry.records import Shown
-from polygraft.registry.schemas import AdapterObject, alias_target, unix, version_object
+from polygraft.registry.schemas import AdapterObject, alias_target, description, unix, version_object
 from polygraft.tenancy.request import Owner
 
 
@@ -64,18 +64,9 @@ def _object(owner: Owner, shown: Shown) -> AdapterObject:
     return AdapterObject(
         id=adapter.id,
         name=adapter.name,
-        version=told.version,
-        digest=told.digest,
-        status=told.status,  # type: ignore[arg-type]  # only the registry writes it
-        status_reason=told.status_reason,
-        base_model=told.base_model,
-        rank=told.rank,
-        scale=told.scale,
-        target_modules=told.target_modules,
-        size_bytes=told.size_bytes,
         created_at=unix(adapter.created_at),
         owned_by=owner.tenant_name,
         aliases={alias.name: alias_target(alias) for alias in shown.aliases},
         latest=version_object(adapter.name, newest) if newer else None,
-        warnings=told.warnings,
+        **description(told),
     )

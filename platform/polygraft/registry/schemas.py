@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -97,28 +97,50 @@ def alias_target(alias: AdapterAlias) -> AliasTarget:
     return SplitTarget(split=[SplitPart.model_validate(part) for part in alias.split])
 
 
-class VersionObject(BaseModel):
-    """One version of an adapter. What validation finds is null until it has ended well."""
+class _Described(BaseModel):
+    """What the object of a version and that of an adapter tell in the same way."""
 
     id: str
-    object: Literal["adapter.version"] = "adapter.version"
+    object: str
     name: str
     """The adapter's."""
     version: int
     digest: str | None
     status: Status
     status_reason: str | None
-    errors: list[dict[str, str]] | None
-    """All that is wrong with a failed one: tensor or field, problem, hint."""
     base_model: str
     rank: int | None
     scale: float | None
     target_modules: list[str]
     size_bytes: int
     created_at: int
+    warnings: list[str]
+
+
+def description(version: AdapterVersion) -> dict[str, Any]:
+    """What both objects tell of a version in the same way."""
+    return {
+        "version": version.version,
+        "digest": version.digest,
+        "status": version.status,
+        "status_reason": version.status_reason,
+        "base_model": version.base_model,
+        "rank": version.rank,
+        "scale": version.scale,
+        "target_modules": version.target_modules,
+        "size_bytes": version.size_bytes,
+        "warnings": version.warnings,
+    }
+
+
+class VersionObject(_Described):
+    """One version of an adapter. What validation finds is null until it has ended well."""
+
+    object: Literal["adapter.version"] = "adapter.version"
+    errors: list[dict[str, str]] | None
+    """All that is wrong with a failed one: tensor or field, problem, hint."""
     source: str
     origin: str | None
-    warnings: list[str]
 
 
 def version_object(name: str, version: AdapterVersion) -> VersionObject:
@@ -126,44 +148,22 @@ def version_object(name: str, version: AdapterVersion) -> VersionObject:
     return VersionObject(
         id=version.id,
         name=name,
-        version=version.version,
-        digest=version.digest,
-        status=version.status,  # type: ignore[arg-type]  # only the registry writes it
-        status_reason=version.status_reason,
-        errors=version.errors,
-        base_model=version.base_model,
-        rank=version.rank,
-        scale=version.scale,
-        target_modules=version.target_modules,
-        size_bytes=version.size_bytes,
         created_at=unix(version.created_at),
+        errors=version.errors,
         source=version.source,
         origin=version.origin,
-        warnings=version.warnings,
+        **description(version),
     )
 
 
-class AdapterObject(BaseModel):
+class AdapterObject(_Described):
     """An adapter as its owner sees it: the version that the bare name serves or, before there is one, the newest."""
 
-    id: str
     object: Literal["adapter"] = "adapter"
-    name: str
-    version: int
-    digest: str | None
-    status: Status
-    status_reason: str | None
-    base_model: str
-    rank: int | None
-    scale: float | None
-    target_modules: list[str]
-    size_bytes: int
-    created_at: int
     owned_by: str
     aliases: dict[str, AliasTarget]
     latest: VersionObject | None
     """A newer version that is being validated or has failed."""
-    warnings: list[str]
 
 
 class DeletedAdapter(BaseModel):
