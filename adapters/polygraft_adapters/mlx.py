@@ -119,8 +119,9 @@ def _renamed(entries: tuple[TensorEntry, ...], config: _Config, problems: list[P
         elif match[1].split(".")[-1] == EMBEDDING:
             what = "is LoRA on embed_tokens, which MLX applies to a tied lm_head, too, and PEFT does not"
             problems.append(about(entry, what, "leave embed_tokens out of lora_parameters.keys"))
-        elif len(entry.shape) != (1 if match[2] == "m" else 2):
-            problems.append(about(entry, f"has shape {list(entry.shape)}; LoRA on experts is not supported"))
+        elif len(entry.shape) != (wanted := 1 if match[2] == "m" else 2):
+            hint = "LoRA on experts is not supported" if len(entry.shape) > wanted else "save the adapter again"
+            problems.append(about(entry, f"has {len(entry.shape)} dimensions instead of {wanted}", hint))
         elif ITEM_BYTES[entry.dtype] not in _INTEGERS:
             problems.append(about(entry, f"has dtype {entry.dtype}", "save it in float32, float16 or bfloat16"))
         else:

@@ -74,10 +74,19 @@ def bind_vector(path: str, entry: TensorEntry, width: int) -> list[Problem]:
     return [about(entry, f"has shape {list(entry.shape)}, but {path} needs [{width}]", SIBLING_HINT)]
 
 
+def not_a_matrix(entry: TensorEntry) -> Problem | None:
+    """What is wrong with a tensor that has not two dimensions, or no numbers."""
+    if not entry.shape:
+        return about(entry, "is a single number instead of a matrix", "save the adapter again")
+    if 0 in entry.shape or len(entry.shape) != 2:
+        return about(entry, f"has shape {list(entry.shape)} instead of two dimensions", SHARDED_HINT)
+    return None
+
+
 def _matrix_problems(path: str, entry: TensorEntry, expected: Sequence[int | str]) -> list[Problem]:
     actual = list(entry.shape)
-    if 0 in entry.shape or len(entry.shape) != 2:
-        return [about(entry, f"has shape {actual} instead of two dimensions", SHARDED_HINT)]
+    if (flat := not_a_matrix(entry)) is not None:
+        return [flat]
     if all(want in ("r", got) for want, got in zip(expected, entry.shape, strict=True)):
         return []
     wanted = ", ".join(map(str, expected))

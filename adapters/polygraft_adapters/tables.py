@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from polygraft_adapters.config import LoraSettings
 from polygraft_adapters.header import TensorEntry
 from polygraft_adapters.names import Part
-from polygraft_adapters.pairs import SIBLING_HINT, BoundModule, Placed, about, bind_pair
+from polygraft_adapters.pairs import SIBLING_HINT, BoundModule, Placed, about, bind_pair, not_a_matrix
 from polygraft_adapters.types import EMBEDDING, HEAD, TABLES, ModuleShapes, Problem
 from polygraft_adapters.unsupported import RESIZED_HINT, SAVED_HINT, SHARDED_HINT, TOKENS_HINT, TYING_HINT
 from polygraft_adapters.wording import shown
@@ -118,8 +118,8 @@ class _Binder:
             if entry is None or entry.shape == (rows, columns):
                 continue
             actual = list(entry.shape)
-            if len(actual) != 2 or 0 in actual:
-                self._refuse(entry, f"has shape {actual} instead of two dimensions", SHARDED_HINT)
+            if (flat := not_a_matrix(entry)) is not None:
+                self._found.problems.append(flat)
             elif actual[1] == columns:
                 what = f"has {actual[0]} rows, and the served model has a vocabulary of {rows}"
                 self._refuse(entry, what, RESIZED_HINT)

@@ -143,6 +143,16 @@ def test_shards_that_were_never_gathered_are_recognised(
     assert "ZeRO-3" in problem.hint
 
 
+@pytest.mark.parametrize("name", [f"{Q0}.lora_A.weight", "base_model.model.lm_head.weight"])
+def test_a_tensor_without_dimensions_is_called_a_single_number(
+    write: Write, tensors: Tensors, shapes: ModuleShapes, name: str
+) -> None:
+    tensors[name] = torch.tensor(0.5)
+    (problem,) = problems_of(write(tensors, modules_to_save=["lm_head"] if "lm_head" in name else None), shapes)
+    assert (problem.where, problem.problem) == (name, "is a single number instead of a matrix")
+    assert "ZeRO-3" not in problem.hint
+
+
 def test_ranks_must_agree_with_each_other_and_the_config(write: Write, tensors: Tensors, shapes: ModuleShapes) -> None:
     (problem, other) = problems_of(write(tensors, r=4), shapes)
     assert problem == Problem(

@@ -137,10 +137,14 @@ def test_every_tensor_that_is_no_lora_is_refused_by_name(tmp_path: Path) -> None
         "model.embed_tokens.lora_a": torch.rand(32, 4),
         "model.layers.0.mlp.switch_mlp.up_proj.lora_a": torch.rand(2, 4, 64),
         "model.layers.0.mlp.up_proj.lora_a": torch.zeros(64, 4, dtype=torch.int8),
+        "model.layers.0.mlp.up_proj.lora_b": torch.tensor(0.5),
     }
     found = problems_of(tmp_path, {**mlx_tensors(), **strangers})
     assert {problem.where for problem in found} == strangers.keys()
     assert all(problem.kind == "tensor" for problem in found)
+    assert [problem.where for problem in found if "experts" in problem.hint] == [
+        "model.layers.0.mlp.switch_mlp.up_proj.lora_a"
+    ]
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def choose(paths: Iterable[str]) -> dict[str, str]:
     weights = [path for path in names if PurePosixPath(path).name == WEIGHTS_NAME]
     if not weights:
         weights = [path for path in names if PurePosixPath(path).name == MLX_WEIGHTS_NAME]
-    problems = [*_one(CONFIG_NAME, configs), *_one(WEIGHTS_NAME, weights)]
+    problems = [*_one(CONFIG_NAME, configs, names), *_one(WEIGHTS_NAME, weights, names)]
     if not weights:
-        problems = [*_one(CONFIG_NAME, configs), _without_weights(names)]
+        problems = [*_one(CONFIG_NAME, configs, names), _without_weights(names)]
     if problems:
         raise AdapterError(problems)
     config, tensors = PurePosixPath(configs[0]), PurePosixPath(weights[0])
@@ -62,11 +62,11 @@ def choose(paths: Iterable[str]) -> dict[str, str]:
     return chosen
 
 
-def _one(name: str, found: list[str]) -> list[Problem]:
+def _one(name: str, found: list[str], names: list[str]) -> list[Problem]:
     if len(found) == 1:
         return []
     if not found:
-        return [Problem(name, "not there", "save_pretrained() writes it; pack the folder that it wrote")]
+        return [_missing(name, names)]
     listed = ", ".join(map(shown, sorted(found)[:_LISTED]))
     return [Problem(name, f"is there {len(found)} times: {listed}", "send one adapter, without checkpoints")]
 
@@ -79,4 +79,12 @@ def _without_weights(names: list[str]) -> Problem:
     if others:
         listed = ", ".join(map(shown, others[:_LISTED]))
         return Problem(WEIGHTS_NAME, f"not there, only {listed}", f"rename the adapter's file {WEIGHTS_NAME}")
-    return Problem(WEIGHTS_NAME, "not there", "save_pretrained() writes it beside the config")
+    return _missing(WEIGHTS_NAME, names)
+
+
+def _missing(name: str, names: list[str]) -> Problem:
+    """Says what is there instead."""
+    listed = ", ".join(map(shown, sorted(names)[:_LISTED]))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    problem = f"not there; what is there: {listed}{more}" if names else "not there: nothing is"
+    return Problem(name, problem, "it lies in the folder that save_pretrained() wrote: send or name that one")

@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from polygraft.errors import ApiError, bad_request, shortened
-from polygraft.registry.uploads.body import Body, too_large
+from polygraft.registry.uploads.body import Body
 from polygraft_adapters.config import CONFIG_NAME, MAX_CONFIG_BYTES
 from polygraft_adapters.folder import MLX_WEIGHTS_NAME, WEIGHTS_NAME
 
@@ -171,7 +171,7 @@ class FormReader:
         assert part is not None, "data belongs to a part"
         part.size += end - start
         if part.size > part.limit:
-            raise too_large(part.limit) if part.file is not None else _too_long(part)
+            raise _too_long(part)
         piece = memoryview(data)[start:end]
         if part.file is None:
             part.text += piece
@@ -226,4 +226,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _too_long(part: _Part) -> ApiError:
-    return bad_request(f"`{part.name}` is longer than {part.limit} bytes.", param=part.name)
+    told = f"`{part.name}` is larger than the {part.limit} bytes that it may have."
+    if part.file is None:
+        return bad_request(told, param=part.name)
+    return ApiError(413, told, param=part.name, code="too_large")
