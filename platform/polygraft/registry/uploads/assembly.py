@@ -57,7 +57,7 @@ def assemble(
         staging,
         validator,
         Resumable(database, staging, max_bytes),
-        Sources(adapter_roots, import_sources, max_bytes),
+        Sources(adapter_roots, import_sources, max_bytes, staging.require_room),
         Turns(PER_TENANT, OVERALL),
         max_bytes,
     )

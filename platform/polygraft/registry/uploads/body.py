@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Self
 
@@ -13,16 +12,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from polygraft.errors import ApiError, bad_request, unavailable
 from polygraft.openai.body import BODY_SILENCE
-from polygraft.registry.uploads.staging import no_room
+from polygraft.registry.uploads.staging import LOOK_BYTES, RequireRoom, refusing_when_full
 
 _DRAINED_BYTES = 1 << 20
 _DRAINED_SECONDS = 1.0
-_LOOK_BYTES = 64 << 20
-"""How many come between one look at the room that is left and the next."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-RequireRoom = Callable[[int], Awaitable[None]]
-"""Raises ApiError 503 where there is no room for so many bytes more."""
 
 
 class Body:
@@ -52,7 +45,7 @@ class Body:
             raise too_large(self._limit)
         if self._received >= self._next_look:
             await self._room(max(0, self._announced - self._received))
-            self._next_look = self._received + _LOOK_BYTES
+            self._next_look = self._received + LOOK_BYTES
         part = await self._next()
         if not part:
             raise StopAsyncIteration
@@ -97,16 +90,13 @@ async def receiving(request: Request, limit: int, room: RequireRoom, overhead: i
     """
     body = Body(request, limit, room, overhead)
     try:
-        yield body
+        with refusing_when_full():
+            yield body
     except ApiError as refusal:
         if not await body.drain():
             # What may still come of this body is not to be taken for the next request.
             refusal.headers["Connection"] = "close"
         raise
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise no_room() from None
 
 
 def too_large(limit: int) -> ApiError:

@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import S3Store
 
 from polygraft.registry.uploads.contents import choose
+from polygraft.registry.uploads.staging import LOOK_BYTES, RequireRoom, refusing_when_full
 from polygraft_adapters.types import AdapterError, Problem
 
 log = structlog.get_logger(__name__)
@@ -39,9 +40,10 @@ class HubSource:
     repo: str
     revision: str
     max_bytes: int
+    room: RequireRoom
 
     async def fetch(self, folder: Path) -> None:
-        """Download the adapter's files. Raises AdapterError."""
+        """See Source."""
         where = f"hf://{self.repo}@{self.revision}"
         if constants.HF_HUB_OFFLINE:
             hint = "upload the adapter's files instead"
@@ -54,7 +56,7 @@ class HubSource:
 
     async def _download(self, folder: Path) -> None:
         names = await asyncio.to_thread(HfApi().list_repo_files, self.repo, revision=self.revision)
-        allowance = _Allowance(self.max_bytes)
+        allowance = _Allowance(self.max_bytes, self.room)
         token = get_token()
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
@@ -72,9 +74,10 @@ class BucketSource:
     bucket: str
     prefix: str
     max_bytes: int
+    room: RequireRoom
 
     async def fetch(self, folder: Path) -> None:
-        """Download the adapter's files. Raises AdapterError."""
+        """See Source."""
         where = f"s3://{self.bucket}/{self.prefix}"
         try:
             async with asyncio.timeout(FETCH_SECONDS):
@@ -92,31 +95,37 @@ class BucketSource:
             paths.extend(found["path"].removeprefix(under) for found in page)
             if len(paths) > MOST_FILES:
                 raise too_many("objects")
-        allowance = _Allowance(self.max_bytes)
+        allowance = _Allowance(self.max_bytes, self.room)
         for name, path in choose(paths).items():
             answer = await obstore.get_async(store, under + path)
             await _save(answer.stream(min_chunk_size=_PIECE), folder / name, allowance)
 
 
 class _Allowance:
-    """How many bytes may still come."""
+    """How many bytes may still come, by what an adapter may have and by the room that is left."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, room: RequireRoom) -> None:
         self._max_bytes = max_bytes
-        self._left = max_bytes
+        self._room = room
+        self._spent = 0
+        self._next_look = 0
 
-    def spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
+    async def spend(self, count: int) -> None:
+        self._spent += count
+        if self._spent > self._max_bytes:
             raise too_much(self._max_bytes)
+        if self._spent > self._next_look:
+            await self._room(count)
+            self._next_look = self._spent + LOOK_BYTES
 
 
 async def _save(chunks: AsyncIterator[_Chunk], to: Path, allowance: _Allowance) -> None:
     file: IO[bytes]
     with await asyncio.to_thread(to.open, "xb") as file:
         async for chunk in chunks:
-            allowance.spend(len(chunk))
-            await asyncio.to_thread(file.write, chunk)  # type: ignore[arg-type]  # both libraries yield buffers
+            await allowance.spend(len(chunk))
+            with refusing_when_full():
+                await asyncio.to_thread(file.write, chunk)  # type: ignore[arg-type]  # both libraries yield buffers
 
 
 def too_much(max_bytes: int) -> AdapterError:

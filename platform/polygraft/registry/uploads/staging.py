@@ -7,12 +7,13 @@ validated, `upl_…` of a resumable upload: those outlive a gateway, so that the
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +26,14 @@ _ARCHIVE = "archive"
 _RECEIVING = "recv_"
 FLOOR = 1 << 30
 """Bytes of the file system that uploads leave free: databases, logs and blobs may lie on it too."""
+LOOK_BYTES = 64 << 20
+"""How many come in between one look at the room that is left and the next."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERSION = "adv_"
 UPLOAD = "upl_"
+
+RequireRoom = Callable[[int], Awaitable[None]]
+"""Raises ApiError 503 where there is no room for so many bytes more."""
 
 
 class StagingSource(Protocol):
@@ -103,7 +110,7 @@ class Staging:
     async def require_room(self, size: int) -> None:
         """Raise ApiError 503 if `size` more bytes would leave less than FLOOR free."""
         if await asyncio.to_thread(self._free) - size < FLOOR:
-            raise no_room()
+            raise _no_room()
 
     def exists(self, object_id: str) -> bool:
         """Whether there is a folder of this name, whoever has it."""
@@ -160,8 +167,18 @@ class Staging:
         return probe.parent
 
 
-def no_room() -> ApiError:
-    """503 for what the disk does not hold."""
+@contextmanager
+def refusing_when_full() -> Iterator[None]:
+    """A disk that is full after all is ApiError 503, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _no_room() from None
+
+
+def _no_room() -> ApiError:
     return unavailable("There is no room for uploads just now.", retry_after=60)
 
 

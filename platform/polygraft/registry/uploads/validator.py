@@ -36,7 +36,7 @@ _LOST = "The server was stopped before it had all of the adapter; upload or impo
 _GIVEN_UP = "The server could not check the adapter in all the time since it came; upload or import it again."
 
 Fetch = Callable[[Path], Awaitable[None]]
-"""Brings an adapter's files into the (new) folder. Raises AdapterError."""
+"""Brings an adapter's files into the (new) folder. Raises AdapterError, and ApiError 503 where there is no room."""
 
 
 class BlobSink(Protocol):
@@ -175,8 +175,7 @@ class Validator:
     async def _outcome(self, ticket: Ticket, actor: Actor, staged: Staged, fetch: Fetch | None) -> Outcome:
         try:
             if fetch is not None:
-                await asyncio.to_thread(staged.adapter.mkdir)
-                await fetch(staged.adapter)
+                await _fetched(fetch, staged)
                 await staged.name_after(ticket.version_id)
             card = await self._live.card(ticket.base_model)
             archive = staged.archive if await asyncio.to_thread(staged.archive.exists) else None
@@ -223,3 +222,12 @@ class Validator:
                 error=str(error),
                 exc_info=None if expected else error,
             )
+
+
+async def _fetched(fetch: Fetch, staged: Staged) -> None:
+    """Raises AdapterError. What has no room is not asked for again by itself: that is for who asked for it."""
+    await asyncio.to_thread(staged.adapter.mkdir)
+    try:
+        await fetch(staged.adapter)
+    except ApiError as error:
+        raise AdapterError([Problem("source", error.message, "import it again later")]) from error

@@ -20,6 +20,7 @@ from polygraft.registry.uploads import staging as staging_module
 from polygraft.registry.uploads.assembly import Receiving
 from polygraft.registry.uploads.body import Turns
 from polygraft.registry.uploads.staging import FLOOR, Staging
+from polygraft_adapters.config import MAX_CONFIG_BYTES
 
 from .conftest import LARGEST
 from .making import CONFIG, PATH, WEIGHTS, Send, config_of, files, form_of, mlx_files, tar_of, weights_of, zip_of
@@ -118,7 +119,7 @@ async def test_a_rejected_one_leaves_what_is_served(client: httpx.AsyncClient) -
         ((("name", None, b"\xff\xfe"), FILE), "name", "UTF-8"),
         ((("name", None, b"a\0b"), FILE), "name", "made of"),
         ((("name", None, b""), FILE), "name", "made of"),
-        ((("name", None, b"n" * 2000), FILE), "name", "longer"),
+        ((("name", None, b"n" * 2000), FILE), "name", "larger"),
         ((FILE, ("name", None, b"../x")), "name", "made of"),
         ((NAME, ("base_model", None, b"other"), FILE), "base_model", "not served"),
         ((NAME, FILE, ("sha256", None, b"0" * 64)), "sha256", "damaged"),
@@ -210,6 +211,17 @@ async def test_a_body_of_no_announced_length_is_counted(app: ASGIApp, staged: Ca
     assert staged() == []
 
 
+@pytest.mark.parametrize(("part", "most"), [("config", MAX_CONFIG_BYTES), ("weights", LARGEST)])
+async def test_a_file_that_is_too_large_is_named_with_its_limit(
+    client: httpx.AsyncClient, staged: Callable[[], list[str]], part: str, most: int
+) -> None:
+    contents = {"config": config_of(), "weights": weights_of()} | {part: bytes(most + 1)}
+    refused = await sent(client, NAME, *((name, name, content) for name, content in contents.items()))
+    assert (refused.status_code, error(refused)["code"], error(refused)["param"]) == (413, "too_large", part)
+    assert error(refused)["message"] == f"`{part}` is larger than the {most} bytes that it may have."
+    assert staged() == []
+
+
 async def test_a_client_that_hangs_up_leaves_nothing(app: ASGIApp, staged: Callable[[], list[str]]) -> None:
     body, headers = form_of(NAME, FILE)
     assert (await exchange(app, [body[:150]], headers=headers, hang_up=True)).status == 400
@@ -295,7 +307,7 @@ async def test_there_must_be_room_before_and_meanwhile(
                 full.setattr(staging_module, "FLOOR", shutil.disk_usage(blobs.root).total)
             yield body[position : position + 1]
 
-    monkeypatch.setattr(body_module, "_LOOK_BYTES", 100)
+    monkeypatch.setattr(body_module, "LOOK_BYTES", 100)
     for at in (0, 150):
         with monkeypatch.context() as full:
             refused = await client.post(PATH, content=filling(at), headers=headers)

@@ -1,11 +1,14 @@
 """Imports: from folders, buckets and the Hub, each only where the operator allows it."""
 
+import errno
 import json
 import os
+import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ from moto.server import ThreadedMotoServer
 
 from polygraft.errors import ApiError
 from polygraft.registry.uploads.sources import Sources
+from polygraft.registry.uploads.staging import FLOOR
 
 from .making import CONFIG, PATH, WEIGHTS, eventually, files
 
@@ -147,9 +151,21 @@ async def test_what_is_outside_and_what_is_not_there_are_told_alike(client: http
     assert len({answer.text for answer in answers}) == 1
 
 
-async def test_a_file_is_no_folder(client: httpx.AsyncClient, shown: Shown, root: Path) -> None:
-    (root / "file").write_text("x")
-    assert "cannot be read" in (await ended(client, shown, f"file://{root}/file")).status_reason
+@pytest.mark.parametrize("name", ["adapter.zip", WEIGHTS])
+async def test_a_file_is_no_folder(client: httpx.AsyncClient, shown: Shown, root: Path, name: str) -> None:
+    (root / name).write_text("x")
+    told = (await ended(client, shown, f"file://{root}/{name}")).status_reason
+    assert "is a file; an adapter is a folder with adapter_config.json and adapter_model.safetensors" in told
+
+
+async def test_a_folder_that_holds_something_else(client: httpx.AsyncClient, shown: Shown, root: Path) -> None:
+    put(root / "model", {"config.json": b"{}", "model.safetensors": b""})
+    put(root / "model" / "checkpoint-5", files())
+    told = (await ended(client, shown, f"file://{root}/model")).status_reason
+    assert "adapter_config.json: not there; what is there: checkpoint-5/, config.json, model.safetensors" in told
+    assert "the folder that save_pretrained() wrote" in told
+    (root / "empty").mkdir()
+    assert "not there: nothing is" in (await ended(client, shown, f"file://{root}/empty")).status_reason
 
 
 @pytest.mark.parametrize(
@@ -174,7 +190,10 @@ async def test_what_is_not_allowed(client: httpx.AsyncClient, source: str) -> No
 
 
 async def test_nothing_is_allowed_unless_the_operator_says_so(root: Path) -> None:
-    sources = Sources((), (), 1 << 20)
+    async def room(size: int) -> None:
+        pass
+
+    sources = Sources((), (), 1 << 20, room)
     for source in (f"file://{root}/pirate", "hf://org/repo", "s3://allowed/x"):
         with pytest.raises(ApiError):
             await sources.admit(source)
@@ -220,6 +239,57 @@ async def test_a_folder_with_more_files_than_an_adapter_has(
 ) -> None:
     put(root / "many", files() | {f"{number}": b"" for number in range(999)})
     assert "more than 1000 files" in (await ended(client, shown, f"file://{root}/many")).status_reason
+
+
+async def without_room(
+    client: httpx.AsyncClient, shown: Shown, source: str, staged: Callable[[], list[str]], monkeypatch: Any
+) -> None:
+    """It is begun while there is room for nothing, and fails as soon as something comes."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=FLOOR))
+    found = await ended(client, shown, source)
+    assert found.status == "failed"
+    assert "There is no room for uploads just now." in found.status_reason
+    await removed(staged)
+
+
+async def test_a_folder_waits_for_room(
+    client: httpx.AsyncClient, shown: Shown, root: Path, staged: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    await without_room(client, shown, f"file://{root}/pirate", staged, monkeypatch)
+
+
+async def test_a_bucket_waits_for_room(
+    client: httpx.AsyncClient, shown: Shown, s3: str, staged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(s3, "x", files())
+    await without_room(client, shown, "s3://allowed/x", staged, monkeypatch)
+
+
+@pytest.mark.usefixtures("hub")
+async def test_the_hub_waits_for_room(
+    client: httpx.AsyncClient, shown: Shown, staged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await without_room(client, shown, "hf://org/pirate@v1", staged, monkeypatch)
+
+
+async def test_a_disk_that_fills_up_in_the_middle(
+    client: httpx.AsyncClient, shown: Shown, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    found = await ended(client, shown, f"file://{root}/pirate")
+    assert (found.status, "There is no room for uploads just now." in found.status_reason) == ("failed", True)
+
+
+async def test_without_room_nothing_is_begun(
+    client: httpx.AsyncClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=FLOOR - 1))
+    refused = await imported(client, f"file://{root}/pirate")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (503, "There is no room for uploads just now.")
 
 
 class FakeHub(BaseHTTPRequestHandler):
