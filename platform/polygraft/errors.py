@@ -6,8 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def error_body(message: str, type: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's API words it."""
+    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
 class PolygraftError(Exception):
     """Base of every error the platform raises."""
+
+    type = "failed"
+    """Its kind, as a command tells it under --json."""
+    exit_code = 1
+    """Of a command that ends with it."""
+
+    def body(self) -> dict[str, Any]:
+        """In the shape of the API's errors."""
+        return error_body(str(self), self.type)
 
 
 class ConfigError(PolygraftError):
@@ -17,7 +31,12 @@ class ConfigError(PolygraftError):
 
 
 class OptionError(ConfigError):
-    """An option's value is malformed: wrong usage of the command line, or of the environment that stands for it."""
+    """An option is missing or its value malformed: wrong usage of the command line, or of the environment that stands
+    for it.
+    """
+
+    type = "invalid_request_error"
+    exit_code = 2
 
 
 class ApiError(PolygraftError):
@@ -45,15 +64,10 @@ class ApiError(PolygraftError):
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        error: dict[str, Any] = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        body = error_body(self.message, self.type, param=self.param, code=self.code)
         if self.errors is not None:
-            error["errors"] = self.errors
-        return {"error": error}
+            body["error"]["errors"] = self.errors
+        return body
 
 
 CLIENT_LEFT = 499

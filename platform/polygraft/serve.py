@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from polygraft.announce import Ready, reachable_url, until_ready
 from polygraft.db import Database, reason
-from polygraft.errors import ConfigError, PolygraftError
+from polygraft.errors import ConfigError, OptionError, PolygraftError
 from polygraft.listener import Listeners, listen, port_of
 from polygraft.lock import locked
 from polygraft.places import Places, places, served_name
@@ -39,7 +39,7 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP. Returns the exit code; what went wrong is told on stderr."""
     try:
         if not settings.model:
-            raise ConfigError("which model? polygraft serve MODEL, a local folder or a Hub id")
+            raise OptionError("which model? polygraft serve MODEL, a local folder or a Hub id")
         adapters = [option.name for option in parse_adapter_options(settings.adapter, served_name(settings))]
         where = places(settings)
         with ExitStack() as stack:
@@ -53,7 +53,7 @@ def run(settings: Settings) -> int:
             asyncio.run(_Deployment(settings, where, listeners, first, adapters).run())
     except PolygraftError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        return 1
+        return error.exit_code
     return 0
 
 

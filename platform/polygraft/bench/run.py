@@ -12,6 +12,7 @@ from polygraft.bench.client import BenchError, Client
 from polygraft.bench.load import Load, Popularity, choose_models, make_requests
 from polygraft.bench.prompts import PromptSource
 from polygraft.bench.report import Report, added_latency_buckets, histogram_median, report
+from polygraft.errors import OptionError
 
 SAMPLE_WORDS = 400
 """How much text is tokenized to learn how many words make the wanted number of tokens."""
@@ -39,7 +40,9 @@ class Plan:
 
 
 async def run(plan: Plan, *, quiet: bool) -> Report:
-    """Warm up, load and measure, with a progress bar on stderr unless `quiet`. Raises BenchError, httpx.HTTPError."""
+    """Warm up, load and measure, with a progress bar on stderr unless `quiet`. Raises BenchError, httpx.HTTPError, and
+    OptionError where a key is wanted and there is none.
+    """
     prompts = PromptSource(plan.seed, words=await _words(plan))
     client = Client(plan.url, plan.api_key, plan.timeout)
     # The bar is drawn rarely: the machine is the server's.
@@ -94,7 +97,7 @@ async def _added_latency(plan: Plan) -> dict[float, float]:
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """The first model that the server lists. Raises BenchError, httpx.HTTPError."""
+    """The first model that the server lists. Raises BenchError, OptionError, httpx.HTTPError."""
     answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=_headers(api_key), trust_env=False)
     _require_success(answer)
     listed = answer.json()["data"]
@@ -108,5 +111,7 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 
 def _require_success(answer: httpx.Response) -> None:
+    if answer.status_code == 401 and "authorization" not in answer.request.headers:
+        raise OptionError("which key? --api-key or POLYGRAFT_API_KEY")
     if answer.status_code != 200:
         raise BenchError(f"{answer.status_code}: {answer.text[:300]}")

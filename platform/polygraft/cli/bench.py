@@ -16,7 +16,7 @@ from polygraft.bench.client import BenchError
 from polygraft.bench.load import Popularity
 from polygraft.bench.report import Report, most_told, table
 from polygraft.bench.run import Plan, first_model, run
-from polygraft.cli.remote import DEFAULT_URL
+from polygraft.cli.remote import DEFAULT_URL, authorization, server_url
 from polygraft.errors import ConfigError
 
 
@@ -38,17 +38,19 @@ def bench(
     output_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer, exactly.")] = 64,
     warmup: Annotated[int, typer.Option(min=0, help="Short requests before the clock runs, over all models.")] = 16,
     seed: Annotated[int | None, typer.Option(help="Repeats a run's prompts and choices; default: new ones.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one request.")] = 600.0,
     metrics_url: Annotated[
         str | None, typer.Option(help="The server's metrics page, for what gateway and queue add.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON.")] = False,
 ) -> None:
     """Load a running server with streamed completions; print tokens per second and latencies, per model and in all."""
+    url = server_url(url)
+    authorization(api_key)  # refuses what cannot be a key
     named = tuple(name for name in models.split(",") if name) if models is not None else ()
     try:
         plan = Plan(
-            url=url.rstrip("/"),
+            url=url,
             api_key=api_key,
             models=named if named else (first_model(url, api_key),),
             popularity=popularity,

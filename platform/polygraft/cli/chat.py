@@ -11,8 +11,8 @@ import httpx
 import typer
 from rich.console import Console
 
-from polygraft.cli.remote import DEFAULT_URL
-from polygraft.errors import ConfigError, PolygraftError
+from polygraft.cli.remote import DEFAULT_URL, authorization, server_url
+from polygraft.errors import ConfigError, OptionError, PolygraftError
 
 HELP = "/model NAME switches, /models lists, /reset forgets the conversation, /quit leaves; ctrl-c stops an answer."
 
@@ -77,11 +77,13 @@ class Conversation:
                         yield content
 
     def models(self) -> list[str]:
-        """The names that this key may ask. Raises ChatError."""
+        """The names that this key may ask. Raises ChatError, or OptionError where a key is wanted and there is none."""
         try:
             response = self.http.get("/v1/models")
         except httpx.HTTPError as error:
             raise ChatError(f"{self.http.base_url}: {error}") from None
+        if response.status_code == 401 and "authorization" not in response.request.headers:
+            raise OptionError("which key? --api-key or POLYGRAFT_API_KEY")
         if response.status_code != 200:
             raise ChatError(_message(response))
         try:
@@ -107,13 +109,9 @@ def chat(
 ) -> None:
     """Talk to a running server in the terminal."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    if api_key is not None and not api_key.isascii():
-        raise ConfigError("the API key holds characters that no key has")
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    # The address that clients of OpenAI's API are given ends in /v1.
-    url = url.rstrip("/").removesuffix("/v1")
+    url = server_url(url)
     timeout = httpx.Timeout(10.0, read=None)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http:
+    with httpx.Client(base_url=url, headers=authorization(api_key), timeout=timeout, trust_env=False) as http:
         try:
             listed = Conversation(http, "").models()
         except ChatError as error:

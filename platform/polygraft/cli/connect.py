@@ -47,7 +47,13 @@ def adapters(
         raise OptionError("--tenant needs an operator's key: --admin-key or POLYGRAFT_ADMIN_KEY")
     with telling(Remote(where, key if tenant is None else admin_key)) as remote:
         root = "/v1/adapters" if tenant is None else path_of("admin", "v1", "tenants", tenant, "adapters")
-        yield Adapters(remote, root)
+        try:
+            yield Adapters(remote, root)
+        except RemoteError as error:
+            # Not known before: a server with --auth none wants no key.
+            if error.status == 401 and tenant is None and key is None:
+                raise OptionError("which key? --key or POLYGRAFT_API_KEY") from None
+            raise
 
 
 def command_on(

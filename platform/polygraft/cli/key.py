@@ -11,7 +11,7 @@ from polygraft.cli import show
 from polygraft.cli.connect import AsJson, command_on
 from polygraft.cli.operate import operator
 from polygraft.cli.remote import Json, Remote, path_of
-from polygraft.cli.values import duration
+from polygraft.cli.values import duration, scope
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="What tenants call with.")
 
@@ -26,10 +26,13 @@ def create(
     admin: Remote,
     tenant: Tenant,
     name: Annotated[str, typer.Option(help="What it is for.")] = "default",
-    scope: Annotated[
+    scopes: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this: inference, adapters:read, adapters:write or usage:read. Repeat it for more; default: all."
+            "--scope",
+            parser=scope,
+            metavar="SCOPE",
+            help="Only this: inference, adapters:read, adapters:write or usage:read. Repeat it for more; default: all.",
         ),
     ] = None,
     model: Annotated[
@@ -42,8 +45,8 @@ def create(
 ) -> None:
     """Make a key and print it: alone on stdout, this once."""
     body: Json = {"name": name}
-    if scope:
-        body["scopes"] = scope
+    if scopes:
+        body["scopes"] = scopes
     if model:
         body["models"] = model
     if expires_in is not None:

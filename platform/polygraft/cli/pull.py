@@ -58,7 +58,10 @@ def _version(mine: Adapters, source: str) -> Json:
         return whole
     alias = whole["aliases"].get(wanted)
     if alias is None:
-        number = version(wanted)
+        try:
+            number = version(wanted)
+        except typer.BadParameter:
+            raise ConfigError(f"{name} has no version and no alias {wanted!r}") from None
     else:
         spelled = show.split(alias)
         if "=" in spelled:

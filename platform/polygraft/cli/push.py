@@ -109,6 +109,7 @@ def _until_checked(mine: Adapters, found: Json, seconds: float) -> Json:
         raise RemoteError(
             str(found["status_reason"]),
             status=422,
+            type="invalid_request_error",
             code="invalid_adapter",
             problems=() if problems is None else problems,
         )

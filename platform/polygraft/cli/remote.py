@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 from polygraft.cli.show import printable
-from polygraft.errors import ConfigError, PolygraftError
+from polygraft.errors import OptionError, PolygraftError, error_body
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAGE = 100
@@ -21,7 +21,8 @@ Json = dict[str, Any]
 
 class RemoteError(PolygraftError):
     """The server refused (`status`), or was not reached (None). The message is one line for the person at the
-    terminal; `problems` are what an adapter's check found wrong.
+    terminal; `problems` are what an adapter's check found wrong. What the server says of a request that is wrong in
+    itself (400) is wrong usage.
     """
 
     def __init__(
@@ -29,22 +30,57 @@ class RemoteError(PolygraftError):
         message: str,
         *,
         status: int | None = None,
+        type: str = "failed",
+        param: str | None = None,
         code: str | None = None,
         problems: Iterable[Mapping[str, Any]] = (),
         retry_after: float | None = None,
     ) -> None:
         told = printable(message)
         super().__init__(told if code is None else f"{told} ({printable(code)})")
+        self.message = message
         self.status = status
+        self.type = type
+        self.param = param
         self.code = code
         self.problems = tuple(problems)
         self.retry_after = retry_after
         """Seconds after which the server thinks that the same call would pass."""
+        self.exit_code = 2 if status == 400 and type == "invalid_request_error" else 1
 
     @property
     def passing(self) -> bool:
         """Whether the same call may well work a little later."""
         return self.status is None or self.status >= 500 or self.status == 429
+
+    def body(self) -> Json:
+        """As the server told it."""
+        body = error_body(self.message, self.type, param=self.param, code=self.code)
+        if self.problems:
+            body["error"]["errors"] = list(self.problems)
+        return body
+
+
+def server_url(text: str) -> str:
+    """The address of a server, without the /v1 in which that of clients of OpenAI's API ends. Raises OptionError for
+    what cannot be one.
+    """
+    try:
+        url = httpx.URL(text.rstrip("/").removesuffix("/v1"))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise OptionError(f"{text} is no address of a server: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OptionError(f"{text} is no address of a server; write it like {DEFAULT_URL}")
+    return str(url)
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """The header that shows `key`, if there is one. Raises OptionError for what cannot be a key."""
+    if key is None:
+        return {}
+    if not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise OptionError("the key is empty or holds characters that no key has")
+    return {"Authorization": f"Bearer {key}"}
 
 
 def path_of(*parts: object) -> str:
@@ -56,20 +92,11 @@ class Remote:
     """One server and one key. Close it after use."""
 
     def __init__(self, url: str, key: str | None, *, transport: httpx.BaseTransport | None = None) -> None:
-        """Raises ConfigError for an address or a key that cannot be one."""
-        # The address that clients of OpenAI's API are given ends in /v1.
-        self.url = url.rstrip("/").removesuffix("/v1")
-        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ConfigError("the key holds characters that no key has")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        try:
-            self._http = httpx.Client(
-                base_url=self.url, headers=headers, timeout=TIMEOUT, trust_env=False, transport=transport
-            )
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigError(f"{url} is no address of a server: {error}") from None
-        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
-            raise ConfigError(f"{url} is no address of a server; write it like {DEFAULT_URL}")
+        """Raises OptionError for an address or a key that cannot be one."""
+        self.url = server_url(url)
+        self._http = httpx.Client(
+            base_url=self.url, headers=authorization(key), timeout=TIMEOUT, trust_env=False, transport=transport
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -143,7 +170,7 @@ class Remote:
         return body
 
     def _stranger(self) -> RemoteError:
-        # Whatever answers there will not become a Polygraft server by being asked again.
+        # Whatever answers there will not become a Polygraft server by being asked again, so it is a refusal.
         return RemoteError(f"{self.url} is not a Polygraft server: it answers otherwise", status=400)
 
 
@@ -154,13 +181,15 @@ def _given(params: Mapping[str, object] | None) -> dict[str, str] | None:
 def _refusal(answer: httpx.Response) -> RemoteError:
     try:
         error = answer.json()["error"]
-        message, code, problems = str(error["message"]), error.get("code"), error.get("errors")
+        message, problems = str(error["message"]), error.get("errors")
     except (ValueError, KeyError, TypeError, AttributeError):
         return RemoteError(f"the server answered {answer.status_code}", status=answer.status_code)
     return RemoteError(
         message,
         status=answer.status_code,
-        code=code,
+        type=str(error.get("type", RemoteError.type)),
+        param=error.get("param"),
+        code=error.get("code"),
         problems=[problem for problem in problems if isinstance(problem, dict)] if isinstance(problems, list) else (),
         retry_after=_seconds(answer.headers.get("retry-after")),
     )

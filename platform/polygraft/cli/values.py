@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from polygraft.tenancy.principal import TENANT_SCOPES
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST = timedelta(days=36500)
 
@@ -23,6 +25,13 @@ def duration(text: str | timedelta) -> timedelta:
     if length > _LONGEST:
         raise typer.BadParameter(f"{text!r} is longer than a hundred years")
     return length
+
+
+def scope(text: str) -> str:
+    """One of the rights that a tenant's key can have. Raises BadParameter."""
+    if text not in TENANT_SCOPES:
+        raise typer.BadParameter(f"{text!r} is no scope; there are {', '.join(sorted(TENANT_SCOPES))}")
+    return text
 
 
 def version(text: str) -> int:

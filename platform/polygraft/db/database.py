@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from polygraft.errors import ConfigError
+from polygraft.errors import ConfigError, OptionError
 
 _ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 BUSY_TIMEOUT = 5.0
@@ -31,15 +31,15 @@ def sqlite_url(path: Path) -> str:
 
 
 def async_url(url: str) -> URL:
-    """`url` with the driver that this program uses. Raises ConfigError for a malformed URL or another database."""
+    """`url` with the driver that this program uses. Raises OptionError for a malformed URL or another database."""
     try:
         parsed = make_url(url)
     except ArgumentError:
         # The URL may hold a password, so it is not repeated.
-        raise ConfigError("--database-url is no database URL; write sqlite:///path or postgresql://…") from None
+        raise OptionError("--database-url is no database URL; write sqlite:///path or postgresql://…") from None
     driver = parsed.drivername if "+" in parsed.drivername else _ASYNC_DRIVERS.get(parsed.drivername)
     if driver not in _ASYNC_DRIVERS.values():
-        raise ConfigError(f"--database-url names {parsed.drivername}; supported are sqlite and postgresql")
+        raise OptionError(f"--database-url names {parsed.drivername}; supported are sqlite and postgresql")
     return parsed.set(drivername=driver)
 
 

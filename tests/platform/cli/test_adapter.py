@@ -193,6 +193,11 @@ def test_an_alias_of_several_versions_cannot_be_pulled(run: Run, voice: FakeServ
     assert "v1=1,v2=1" in result.stderr
 
 
+def test_a_version_that_is_neither_number_nor_alias_is_told(run: Run, voice: FakeServer) -> None:
+    result = run("adapter", "pull", "voice@latest", "down")
+    assert (result.exit_code, result.stderr) == (1, "error: voice has no version and no alias 'latest'\n")
+
+
 def test_an_operator_works_on_a_tenant_s_adapters(run: Run, fake: FakeServer) -> None:
     fake.key = "pg-admin-key"
     fake.on_list("GET /admin/v1/tenants/acme/adapters", adapter("voice"))
@@ -216,7 +221,7 @@ def test_an_operator_works_on_a_tenant_s_adapters(run: Run, fake: FakeServer) ->
 )
 def test_errors_are_one_line(run: Run, fake: FakeServer, answer: httpx.Response | Exception, line: str) -> None:
     fake.on("GET /v1/adapters/voice", answer)
-    result = run("adapter", "show", "voice", "--json")
+    result = run("adapter", "show", "voice")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"error: {line}\n")
 
 
@@ -225,17 +230,17 @@ def test_a_wrong_key_is_told_in_the_server_s_words(run: Run) -> None:
     assert (result.exit_code, result.stderr) == (1, "error: Incorrect API key provided. (invalid_api_key)\n")
 
 
-@pytest.mark.parametrize("key", ["pg-é", "pg-a\nb", "pg a"])
+@pytest.mark.parametrize("key", ["pg-é", "pg-a\nb", "pg a", ""])
 def test_a_key_that_cannot_be_one_is_not_sent(run: Run, fake: FakeServer, key: str) -> None:
     result = run("adapter", "list", "--key", key)
-    assert (result.exit_code, fake.asked) == (1, [])
+    assert (result.exit_code, fake.asked) == (2, [])
     assert "no key has" in result.stderr
 
 
 @pytest.mark.parametrize("url", ["localhost", "ftp://host", "http://", "http://host:port"])
 def test_an_address_that_cannot_be_one_is_told(run: Run, fake: FakeServer, url: str) -> None:
     result = run("adapter", "list", "--url", url)
-    assert (result.exit_code, fake.asked, result.stderr.count("\n")) == (1, [], 1)
+    assert (result.exit_code, fake.asked, result.stderr.count("\n")) == (2, [], 1)
     assert "is no address" in result.stderr
 
 

@@ -93,6 +93,12 @@ def test_a_key_is_revoked(run: Run, fake: FakeServer) -> None:
     assert run("key", "revoke", "acme", "key_1").stdout == "revoked key_1\n"
 
 
+def test_only_rights_that_a_key_can_have_are_asked_for(run: Run, fake: FakeServer) -> None:
+    result = run("key", "create", "acme", "--scope", "foo")
+    assert (result.exit_code, fake.asked) == (2, [])
+    assert "'foo' is no scope; there are adapters:read, " in result.stderr
+
+
 @pytest.mark.parametrize("length", ["soon", "-1d", "1y", "99999999d"])
 def test_lengths_of_time_are_read_strictly(run: Run, fake: FakeServer, length: str) -> None:
     assert run("key", "create", "acme", f"--expires-in={length}").exit_code == 2

@@ -150,7 +150,7 @@ def test_the_address_may_be_the_one_that_clients_are_given(server: FakeServer, t
 
 def test_a_key_of_strange_characters_is_told(terminal: Callable[..., Any]) -> None:
     result = terminal([], key="é")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no key has" in result.stderr
 
 

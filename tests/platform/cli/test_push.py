@@ -192,7 +192,7 @@ def test_all_that_is_wrong_is_a_table_above_the_error(run: Run, upl: FakeUpload,
     ]
     told = refused(422, "2 things are wrong.", "invalid_adapter", errors=problems)
     upl.server.on(f"POST {UPLOAD}/complete", told)
-    result = run("adapter", "push", folder, "--name", "voice", "--json")
+    result = run("adapter", "push", folder, "--name", "voice")
     assert (result.exit_code, result.stdout) == (1, "")
     *table, error = result.stderr.splitlines()
     assert error == "error: 2 things are wrong. (invalid_adapter)"
