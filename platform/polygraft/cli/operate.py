@@ -1,4 +1,4 @@
-"""The operator's routes: of a server, or of a database while no server runs on it."""
+"""The operator's routes: of a server, or straight on a database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polygraft.lock import InUseError
 from polygraft.settings import Settings
 
 DataDir = Annotated[
-    Path | None, typer.Option(help="Without --url: work on this folder's database while no server runs on it.")
+    Path | None, typer.Option(help="Without --url: work on this folder's database, also while a server runs on it.")
 ]
 DatabaseUrl = Annotated[str | None, typer.Option(help="Work on this database, without a server.")]
 
@@ -27,18 +27,20 @@ DatabaseUrl = Annotated[str | None, typer.Option(help="Work on this database, wi
 def operator(
     url: Url = None, admin_key: AdminKey = None, data_dir: DataDir = None, database_url: DatabaseUrl = None
 ) -> Generator[Remote, None, None]:
-    """The operator's routes: of the server at --url; else, while no server runs on the data folder that is told or
-    lies here, straight on its database; else of the server at the usual address. Raises ConfigError.
+    """The operator's routes: straight on the database of the data folder that is told or lies here; while a server runs
+    on that folder, of the server at --url; without one, of the server at the usual address unless the command line
+    tells the folder, which need not be that server's. Raises ConfigError.
     """
+    told = data_dir is not None or database_url is not None
     options = settings.load(data_dir=data_dir, database_url=database_url)
     with ExitStack() as stack:
         transport = None
-        if _on_database(url, options, told=data_dir is not None or database_url is not None):
+        if _on_database(url, options, told=told):
             # The web framework and the database's are a second to import, which calls over HTTP can do without.
             local = importlib.import_module("polygraft.cli.local")
-            # A server that has the data folder to itself does the same for whoever holds an operator's key.
+            # A server that has the data folder does the same for whoever holds an operator's key, and at once.
             with suppress(InUseError):
-                transport = stack.enter_context(local.local_operator(options))
+                transport = stack.enter_context(local.local_operator(options, beside_server=told and url is None))
         if transport is None and admin_key is None:
             raise OptionError("which operator's key? --admin-key or POLYGRAFT_ADMIN_KEY")
         where = DEFAULT_URL if url is None else url

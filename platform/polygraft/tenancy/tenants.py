@@ -44,7 +44,8 @@ async def find(session: AsyncSession, reference: str, *, lock: bool = False) -> 
 class Tenants:
     """The rules. Every change is in the audit log, in the same transaction, and announced when it is committed.
 
-    `default_needed_by` says what of this server would break without the tenant `default`; None: nothing.
+    `default_needed_by` says what would break without the tenant `default`, like an option of this server; None:
+    nothing.
     """
 
     def __init__(self, database: Database, announce: Announce, *, default_needed_by: str | None = None) -> None:
@@ -123,9 +124,7 @@ class Tenants:
         if "name" in changed:
             raise _needed("cannot be renamed, because every start of the server would make another one")
         if changed.get("status") == "disabled" and self._default_needed_by is not None:
-            raise _needed(
-                f"cannot be disabled while the server runs with {self._default_needed_by}, which is served as it"
-            )
+            raise _needed(f"cannot be disabled while it is needed by {self._default_needed_by}")
 
 
 def _needed(why: str) -> ApiError:

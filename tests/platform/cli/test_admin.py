@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.platform.cli.conftest import Run
 from tests.platform.cli.fake_server import FakeServer
+from typer.testing import Result
 
 import polygraft_migrations
 from polygraft.db import sqlite_url
@@ -180,9 +183,32 @@ def test_a_folder_that_a_server_holds_is_left_to_it(run: Run, fake: FakeServer, 
     fake.on_list("GET /admin/v1/tenants", TENANT)
     with locked(data / "lock"):
         assert json.loads(run("tenant", "list", "--json").stdout) == [TENANT]
-        assert json.loads(run("tenant", "list", "--json", "--data-dir", str(data)).stdout) == [TENANT]
+        there = run("tenant", "list", "--json", "--data-dir", str(data), "--url", "http://server")
+        assert json.loads(there.stdout) == [TENANT]
     assert json.loads(run("tenant", "list", "--json").stdout) == []
     assert len(fake.asked) == 2
+
+
+def test_a_folder_that_is_told_is_the_one_worked_on_beside_its_server(run: Run, fake: FakeServer, data: Path) -> None:
+    def done(*arguments: str, code: int = 0) -> Result:
+        result = run(*arguments, "--data-dir", data, POLYGRAFT_ADMIN_KEY="")
+        assert result.exit_code == code, result.output
+        assert "a server runs on" in result.stderr
+        assert "hear of changes within 2 seconds" in result.stderr
+        return result
+
+    database, told = sqlite3.connect(data / "registry.db"), "INSERT INTO tenants VALUES ('ten_1', ?, 'active', ?)"
+    with locked(data / "lock"):
+        assert "which pepper" in run("tenant", "list", "--data-dir", data, POLYGRAFT_ADMIN_KEY="").stderr
+        (data / "pepper").write_bytes(bytes(32))
+        with closing(database), database:
+            database.execute(told, ("default", "2026-01-02 03:04:05.000006"))
+        assert json.loads(done("tenant", "list", "--json").stdout)[0]["name"] == "default"
+        done("key", "create", "default")
+        (key,) = json.loads(done("key", "list", "default", "--json").stdout)
+        assert done("key", "revoke", "default", key["id"]).stdout == f"revoked {key['id']}\n"
+        assert "--url" in done("tenant", "disable", "default", code=1).stderr
+    assert fake.asked == []
 
 
 def test_an_address_goes_before_a_folder_that_lies_here(run: Run, fake: FakeServer, data: Path) -> None:
@@ -218,7 +244,7 @@ def test_keys_are_made_under_the_gateways_pepper_or_not_at_all(run: Run, data: P
     data.rename(tmp_path / "moved")
     url = url.replace("polygraft-data", "moved")
     result = run("tenant", "create", "acme", "--database-url", url)
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "POLYGRAFT_KEY_PEPPER" in result.stderr
     result = run("tenant", "create", "acme", "--database-url", url, POLYGRAFT_KEY_PEPPER="pepper")
     assert result.exit_code == 0, result.output

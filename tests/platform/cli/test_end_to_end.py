@@ -27,6 +27,7 @@ from polygraft.card import ModelCard
 from polygraft.cli import app
 from polygraft.db import sqlite_url
 from polygraft.listener import Listeners, listen, port_of
+from polygraft.lock import locked
 from polygraft.queue.messages import WorkerStatus
 from polygraft.queue.worker import WorkerQueue
 from polygraft.valkey import PrivateValkey
@@ -192,6 +193,21 @@ def ready(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_key_that_is_revoked_on_the_database_is_refused_by_the_gateway_soon(port: int, tmp_path: Path) -> None:
+    beside = Shell({"COLUMNS": "200"})
+    where = ("--data-dir", tmp_path / "data")
+    with locked(tmp_path / "data" / "lock"):
+        key = beside("key", "create", "default", "--name", "ci", *where).stdout.strip()
+        headers = {"Authorization": f"Bearer {key}"}
+        models = f"http://127.0.0.1:{port}/v1/models"
+        assert httpx.get(models, headers=headers).status_code == 200
+        (made,) = (one for one in beside.json("key", "list", "default", *where) if one["name"] == "ci")
+        revoked = beside("key", "revoke", "default", made["id"], *where)
+    assert "hear of changes within 2 seconds" in revoked.stderr
+    time.sleep(2.0)
+    assert httpx.get(models, headers=headers).status_code == 401
 
 
 def test_a_tenant_from_its_first_key_to_its_end(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
