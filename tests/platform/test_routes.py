@@ -119,6 +119,21 @@ async def test_every_route_is_closed_to_all_but_the_keys_that_it_wants(app: Fast
         assert right.status_code not in (401, 403), where
 
 
+async def test_a_wrong_method_is_answered_with_those_that_the_path_takes(
+    app: FastAPI, client: httpx.AsyncClient
+) -> None:
+    methods = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+    for path in sorted({path for _, path in every_route(app)}):
+        headers = bearer(ADMIN_KEY if "admin" in scopes_for("GET", path) else TENANT_KEY)
+        refused = await client.request("TRACE", path, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed"), path
+        taken = [
+            method for method in methods if (await client.request(method, path, headers=headers)).status_code != 405
+        ]
+        assert refused.headers["allow"].split(", ") == taken, path
+        assert ", ".join(taken) in refused.json()["error"]["message"]
+
+
 @pytest.mark.slow
 async def test_no_input_that_is_no_input_makes_a_route_fail(app: FastAPI, client: httpx.AsyncClient) -> None:
     bodies = [b"", b"null", b"[]", b"{", b'{"name": 1e400}', b'{"name": "\\ud800"}', b'{"name": "a\\u0000"}', b"\xff"]

@@ -11,12 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from polygraft.errors import ApiError, bad_request, no_route, shortened
 from polygraft.respond import respond
 
 _PLACES = frozenset({"body", "query", "path", "header", "cookie"})
 _NAMED = re.compile(r"`(\w+)`")
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _COUNT = re.compile(r" after validation, not \d+$")
 _SUBJECT = re.compile(r"^(?:Input|List|String|Dictionary|Value) should ")
 
@@ -61,13 +63,28 @@ def _http_error(request: Request, error: Exception) -> ApiError:
     if error.status_code == 404:
         answer = no_route(request.method, path)
     elif error.status_code == 405:
-        call = f"{request.method} {shortened(path)}"
-        answer = ApiError(405, f"The route does not answer {call}.", code="method_not_allowed")
+        return _wrong_method(request)
     else:
         answer = ApiError(error.status_code, str(error.detail), code="too_large" if error.status_code == 413 else None)
     if error.headers is not None:
         answer.headers.update(error.headers)
     return answer
+
+
+def _wrong_method(request: Request) -> ApiError:
+    """405 with every method that the path takes; the router's own answer knows those of its first route only."""
+    routes, scope = request.app.routes, request.scope
+    taken = [
+        method
+        for method in _METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return ApiError(
+        405,
+        f"There is no {request.method} {shortened(scope['path'])}; the path takes {', '.join(taken)}.",
+        code="method_not_allowed",
+        headers={"Allow": ", ".join(taken)},
+    )
 
 
 def install_error_handlers(app: FastAPI, refused: Callable[[ApiError], None] = lambda _: None) -> None:
