@@ -117,6 +117,29 @@ async def test_a_key_that_does_not_work_is_never_repeated(client: httpx.AsyncCli
     assert KEY not in answer.text
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        [f"Bearer {KEY}", f"Bearer {KEY}"],
+        [f"Bearer {KEY}", "Bearer other"],
+        ["Bearer other", f"Bearer {KEY}"],
+        ["Basic dTpw", f"Bearer {KEY}"],
+        ["", f"Bearer {KEY}"],
+        [f"Bearer {KEY}, Bearer other"],
+        [f"Bearer other,bearer {KEY}"],
+        [f"Basic dTpw, Bearer {KEY}"],
+    ],
+)
+async def test_of_several_keys_none_counts(client: httpx.AsyncClient, told: list[str]) -> None:
+    answer = await client.get("/v1/models", headers=[("Authorization", one) for one in told])
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    error = answer.json()["error"]
+    assert (error["code"], error["message"]) == (
+        "invalid_api_key",
+        "The request holds several Authorization headers; send one.",
+    )
+
+
 async def test_a_refused_request_is_answered_before_its_body_is_read(parts: Parts) -> None:
     sent: list[dict[str, Any]] = []
 

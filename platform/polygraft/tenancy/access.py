@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from polygraft.tenancy.service import Authenticator
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/openapi.json"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_SEVERAL = re.compile(r",\s*(?:bearer|basic|digest)\b", re.IGNORECASE)
+"""In one header: what proxies make of several."""
 READING = frozenset({"GET", "HEAD"})
 
 
@@ -134,13 +137,16 @@ def _host_name(host: str) -> str:
 
 
 def _bearer(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    """The one key. Raises ApiError 401 for none, and for several: which one counts is not for a proxy to decide."""
+    told = headers.getlist("authorization")
+    if len(told) > 1 or (told and _SEVERAL.search(told[0])):
+        raise _no_key("The request holds several Authorization headers; send one.")
+    scheme, _, key = (told[0] if told else "").partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key:
-        raise ApiError(
-            401,
-            "You didn't provide an API key. Send it as `Authorization: Bearer pg-…`.",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        raise _no_key("You didn't provide an API key. Send it as `Authorization: Bearer pg-…`.")
     return key
+
+
+def _no_key(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
