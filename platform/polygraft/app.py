@@ -21,6 +21,7 @@ from polygraft.health import Health
 from polygraft.metrics import Metrics
 from polygraft.openai.errors import install_error_handlers
 from polygraft.pages import ERRORS
+from polygraft.query import known_query
 from polygraft.requestlog import RequestLogMiddleware
 from polygraft.respond import respond
 from polygraft.tenancy.access import AccessPolicy
@@ -29,6 +30,8 @@ from polygraft.tenancy.middleware import AuthMiddleware
 
 log = structlog.get_logger(__name__)
 
+OURS = ("/v1/adapters", "/admin/v1")
+"""Below these a misspelled query parameter is refused. Other paths are OpenAI's and vLLM's, whose clients add some."""
 _KEY = HTTPBearer(scheme_name="key", bearerFormat="pg-…", auto_error=False)
 """For /openapi.json: the middleware checks keys, long before a route is found."""
 
@@ -66,7 +69,8 @@ def create_app(
     app.add_exception_handler(SQLAlchemyError, answering("database"))
     app.add_exception_handler(BlobUnavailable, answering("blob store"))
     for router in routers:
-        app.include_router(router, dependencies=[Depends(_KEY)])
+        ours = router.prefix.startswith(OURS)
+        app.include_router(router, dependencies=[Depends(_KEY), *([Depends(known_query)] if ours else ())])
     app.include_router(health.build_router(health_check))
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, refused=metrics.refusal)

@@ -134,6 +134,40 @@ async def test_a_wrong_method_is_answered_with_those_that_the_path_takes(
         assert ", ".join(taken) in refused.json()["error"]["message"]
 
 
+def operations(app: FastAPI) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
+    """Method, path, description and the right key of every documented route that wants one."""
+    for path, methods in app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            if path not in OPEN_PATHS:
+                where = re.sub(r"\{.*?\}", "x", path)
+                key = ADMIN_KEY if "admin" in scopes_for(method.upper(), where) else TENANT_KEY
+                yield method.upper(), where, operation, bearer(key)
+
+
+async def test_a_query_parameter_that_a_route_does_not_have_is_named(app: FastAPI, client: httpx.AsyncClient) -> None:
+    refused = 0
+    for method, path, operation, headers in operations(app):
+        answer = await client.request(method, path, params={"limt": "1"}, headers=headers)
+        error = answer.json().get("error", {"param": None})
+        if not path.startswith(("/v1/adapters", "/admin/v1")):
+            assert error["param"] != "limt", (method, path)
+            continue
+        refused += 1
+        assert (answer.status_code, error["param"]) == (400, "limt"), (method, path, answer.text)
+        known = sorted(one["name"] for one in operation.get("parameters", ()) if one["in"] == "query")
+        told = ", ".join(f"`{name}`" for name in known) if known else "it takes none"
+        assert f"; it takes {told}." in error["message"] or error["message"].endswith(f"{told}."), (method, path)
+    assert refused > 30
+
+
+@pytest.mark.parametrize("query", ["?limit=2&after=", "?limit=2", ""])
+async def test_a_query_parameter_that_a_route_has_is_none_of_those(client: httpx.AsyncClient, query: str) -> None:
+    for path, key in (("/v1/adapters", TENANT_KEY), ("/admin/v1/tenants/default/adapters", ADMIN_KEY)):
+        answer = await client.get(f"{path}{query}", headers=bearer(key))
+        assert answer.status_code == 200 or "`limit`" not in answer.text, answer.text
+        assert "no query parameter" not in answer.text
+
+
 @pytest.mark.slow
 async def test_no_input_that_is_no_input_makes_a_route_fail(app: FastAPI, client: httpx.AsyncClient) -> None:
     bodies = [b"", b"null", b"[]", b"{", b'{"name": 1e400}', b'{"name": "\\ud800"}', b'{"name": "a\\u0000"}', b"\xff"]
