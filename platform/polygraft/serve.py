@@ -25,7 +25,7 @@ from polygraft.supervisor import Supervisor
 from polygraft.tenancy.bootstrap import Bootstrapped, bootstrap, print_keys
 from polygraft.tenancy.keys import KeyHasher, load_pepper
 from polygraft.valkey import PrivateValkey
-from polygraft_migrations import upgrade
+from polygraft_migrations import MigrationError, check, upgrade
 
 VALKEY = "valkey"
 GATEWAY = "gateway"
@@ -58,7 +58,7 @@ def run(settings: Settings) -> int:
 
 
 def _prepare_database(settings: Settings, where: Places) -> Bootstrapped:
-    """Migrate, and make the first keys. Raises ConfigError."""
+    """Migrate, and make the first keys. Raises ConfigError, also for a schema that cannot be run on."""
     pepper = load_pepper(where.pepper) if settings.key_pepper is None else settings.key_pepper.encode()
 
     async def first_keys() -> Bootstrapped:
@@ -75,8 +75,9 @@ def _prepare_database(settings: Settings, where: Places) -> Bootstrapped:
 
     try:
         upgrade(where.database_url)
+        check(where.database_url)
         return asyncio.run(first_keys())
-    except (SQLAlchemyError, OSError) as error:
+    except (MigrationError, SQLAlchemyError, OSError) as error:
         raise ConfigError(f"the database cannot be used: {reason(error)}") from None
 
 

@@ -159,3 +159,20 @@ def test_check_names_a_difference_from_the_models(url: str) -> None:
     on(url, "ALTER TABLE tenants ADD COLUMN surplus INTEGER")
     with pytest.raises(MigrationError, match="surplus"):
         check(url)
+
+
+def test_what_a_newer_release_made_is_refused_and_left_as_it_is(url: str) -> None:
+    upgrade(url)
+    on(url, "UPDATE alembic_version SET version_num = '9999'")
+    for work in (check, upgrade):
+        with pytest.raises(MigrationError, match="9999, which this release does not know"):
+            work(url)
+    assert on(url, "SELECT version_num FROM alembic_version") == [{"version_num": "9999"}]
+
+
+def test_what_another_program_made_is_refused_and_left_as_it_is(url: str) -> None:
+    on(url, "CREATE TABLE shop (id INTEGER)")
+    for work in (check, upgrade):
+        with pytest.raises(MigrationError, match="shop for one"):
+            work(url)
+    assert tables(url) == {"shop"}

@@ -31,7 +31,7 @@ def upgrade(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
         where.lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         polygraft_migrations.upgrade(where.database_url)
-    except (SQLAlchemyError, OSError) as error:
+    except (MigrationError, SQLAlchemyError, OSError) as error:
         raise ConfigError(f"the database cannot be upgraded: {reason(error)}") from None
     typer.echo("The database is up to date.")
 

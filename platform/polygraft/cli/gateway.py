@@ -31,12 +31,14 @@ def gateway(
     try:
         if listen_fd is None or metrics_fd is None:
             _require_shared_places(settings)
+            _require_schema(settings, alone=True)
             listeners = Listeners(
                 listen(settings.host, settings.port, "--port"),
                 listen(settings.host, settings.metrics_port, "--metrics-port"),
             )
         else:
-            # `serve` has opened the ports and migrated the database.
+            # `serve` has opened the ports.
+            _require_schema(settings, alone=False)
             listeners = Listeners(socket.socket(fileno=listen_fd), socket.socket(fileno=metrics_fd))
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
@@ -50,8 +52,19 @@ def _require_shared_places(settings: Settings) -> None:
         raise ConfigError("a gateway alone needs --redis-url, the server through which its workers take jobs")
     if not {"data_dir", "blob_store"} & settings.model_fields_set:
         raise ConfigError("a gateway alone needs --blob-store or --data-dir, a folder that it shares with its workers")
-    where = places(settings)
+
+
+def _require_schema(settings: Settings, *, alone: bool) -> None:
+    """Raises ConfigError for a database that this release cannot run on: below `serve` too, which may have been started
+    before another release upgraded it.
+    """
     try:
-        check(where.database_url)
-    except (MigrationError, SQLAlchemyError, OSError) as error:
-        raise ConfigError(f"the database is not ready: {reason(error)}") from None
+        check(places(settings).database_url)
+    except MigrationError as error:
+        raise ConfigError(f"the database is not ready: {error}") from None
+    except (SQLAlchemyError, OSError) as error:
+        if alone:
+            raise ConfigError(f"the database is not ready: {reason(error)}") from None
+        # `serve` has used it: it is away, and will be there for one of the next starts.
+        typer.echo(f"error: the database cannot be used: {reason(error)}", err=True)
+        raise typer.Exit(1) from None

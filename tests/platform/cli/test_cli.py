@@ -4,8 +4,10 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,47 @@ def test_db_upgrade_makes_what_db_check_wants(folder: Path) -> None:
     assert run("db", "upgrade", "--data-dir", "data").exit_code == 0
     assert run("db", "check", "--data-dir", "data").exit_code == 0
     assert run("db", "upgrade", "--data-dir", "data").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE alembic_version SET version_num = '9999'", "9999, which this release does not know"),
+        ("DROP TABLE alembic_version", "tables that Polygraft did not make"),
+        ("ALTER TABLE tenants ADD COLUMN surplus INTEGER", "differs from the models"),
+    ],
+)
+def test_nothing_runs_on_a_schema_that_is_not_this_release_s(folder: Path, statement: str, says: str) -> None:
+    run("db", "upgrade", "--data-dir", "data")
+    with closing(sqlite3.connect("data/registry.db")) as database, database:
+        database.execute(statement)
+        before = list(database.iterdump())
+    free = ["--port", "0", "--metrics-port", "0"]
+    redis = ["--redis-url", "redis://127.0.0.1:1"]
+    fds = [listen("127.0.0.1", 0, option) for option in ("--port", "--metrics-port")]
+    passed = ["--listen-fd", str(fds[0].fileno()), "--metrics-fd", str(fds[1].fileno())]
+    for arguments, code in (
+        (["db", "check"], 1),
+        (["serve", "m", *free], 1),
+        (["gateway", *redis, *free], CONFIG_EXIT_CODE),
+        (["gateway", *redis, *passed], CONFIG_EXIT_CODE),
+    ):
+        result = run(*arguments, "--data-dir", "data")
+        assert (result.exit_code, result.stderr.count("\n")) == (code, 1), (arguments, result.output)
+        assert says in result.stderr
+    for one in fds:
+        one.close()
+    with closing(sqlite3.connect("data/registry.db")) as database:
+        assert list(database.iterdump()) == before
+
+
+def test_a_database_that_is_away_when_a_gateway_is_started_again_is_waited_for(folder: Path) -> None:
+    fds = [listen("127.0.0.1", 0, option) for option in ("--port", "--metrics-port")]
+    passed = ["--listen-fd", str(fds[0].fileno()), "--metrics-fd", str(fds[1].fileno())]
+    result = run("gateway", "--redis-url", "redis://127.0.0.1:1", *passed, "--data-dir", "away")
+    assert (result.exit_code, "cannot be used" in result.stderr) == (1, True), result.output
+    for one in fds:
+        one.close()
 
 
 def test_models_are_listed_for_people_and_for_machines() -> None:
