@@ -168,6 +168,45 @@ async def test_a_query_parameter_that_a_route_has_is_none_of_those(client: httpx
         assert "no query parameter" not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"name": }', "at line 1 column 10."),
+        (b'{"name":\n "a"', "at line 2 column "),
+        (b'{"name": "\xff"}', ""),
+        (b"[" * 100_000, ""),
+    ],
+    ids=["value", "end", "encoding", "depth"],
+)
+async def test_a_body_that_does_not_decode_names_the_place_and_no_field(
+    app: FastAPI, client: httpx.AsyncClient, body: bytes, why: str
+) -> None:
+    seen = 0
+    for method, path, operation, headers in operations(app):
+        if "application/json" not in operation.get("requestBody", {"content": {}})["content"]:
+            continue
+        seen += 1
+        where = path.replace("/tenants/x", "/tenants/default")
+        answer = await client.request(
+            method, where, content=body, headers=headers | {"content-type": "application/json"}
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, None, None), (method, path, error)
+        assert error["message"].startswith("The body is not valid JSON: "), (method, path, error)
+        assert why in error["message"], (method, path, error)
+        answer = await client.request(method, where, content=b"{}", headers=headers | {"content-type": "text/plain"})
+        assert answer.json()["error"]["message"] == "The header Content-Type must be application/json.", (method, path)
+    assert seen > 12
+
+
+async def test_a_number_that_is_too_long_is_told(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/json"} | bearer(ADMIN_KEY)
+    answer = await client.post("/admin/v1/tenants", content=b'{"name": ' + b"1" * 5000 + b"}", headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, None)
+    assert "too many digits" in error["message"]
+
+
 @pytest.mark.slow
 async def test_no_input_that_is_no_input_makes_a_route_fail(app: FastAPI, client: httpx.AsyncClient) -> None:
     bodies = [b"", b"null", b"[]", b"{", b'{"name": 1e400}', b'{"name": "\\ud800"}', b'{"name": "a\\u0000"}', b"\xff"]

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from polygraft.bodylimit import MAX_BODY
 from polygraft.errors import ApiError, bad_request
-from polygraft.openai.errors import explain
+from polygraft.openai.errors import explain, not_announced, not_json
 from polygraft.openai.unsupported import refuse_unsupported
 
 BODY_SILENCE = 30.0
@@ -27,7 +27,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise bad_request("The header Content-Type must be application/json.")
+        raise not_announced()
     return parse(await _read(request), model)
 
 
@@ -36,7 +36,7 @@ def parse(raw: bytes, model: type[Model]) -> Model:
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise bad_request(f"The body is not valid JSON: {error}.") from None
+        raise not_json(str(error)) from None
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if value is not None}
         refuse_unsupported(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -19,8 +20,24 @@ from polygraft.respond import respond
 _PLACES = frozenset({"body", "query", "path", "header", "cookie"})
 _NAMED = re.compile(r"`(\w+)`")
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_UNREADABLE: tuple[tuple[type[Exception], str], ...] = (
+    (UnicodeDecodeError, "it is not in UTF-8"),
+    (RecursionError, "it is nested too deeply"),
+    (ValueError, "it holds a number of too many digits"),
+)
+"""What reading JSON raises for bytes that are none, apart from the decoder's own complaint."""
 _COUNT = re.compile(r" after validation, not \d+$")
 _SUBJECT = re.compile(r"^(?:Input|List|String|Dictionary|Value) should ")
+
+
+def not_json(why: str) -> ApiError:
+    """400: the body cannot be decoded, so that no field of it can be named."""
+    return bad_request(f"The body is not valid JSON: {why}.")
+
+
+def not_announced() -> ApiError:
+    """400: the headers do not say that the body is JSON."""
+    return bad_request("The header Content-Type must be application/json.")
 
 
 def explain(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -54,6 +71,13 @@ def _api_error(_: Request, error: Exception) -> ApiError:
 
 def _invalid(_: Request, error: Exception) -> ApiError:
     assert isinstance(error, RequestValidationError)
+    broken = error.__cause__
+    if isinstance(broken, json.JSONDecodeError):
+        what = f"{broken.msg[:1].lower()}{broken.msg[1:]}"
+        return not_json(f"{what} at line {broken.lineno} column {broken.colno}")
+    if isinstance(error.body, bytes) and error.errors()[0]["loc"] == ("body",):
+        # FastAPI leaves a body of another type as it is.
+        return not_announced()
     return explain(error.errors())
 
 
@@ -64,6 +88,8 @@ def _http_error(request: Request, error: Exception) -> ApiError:
         answer = no_route(request.method, path)
     elif error.status_code == 405:
         return _wrong_method(request)
+    elif error.status_code == 400 and error.__cause__ is not None:
+        answer = _unreadable(error.__cause__)
     else:
         answer = ApiError(error.status_code, str(error.detail), code="too_large" if error.status_code == 413 else None)
     if error.headers is not None:
@@ -85,6 +111,11 @@ def _wrong_method(request: Request) -> ApiError:
         code="method_not_allowed",
         headers={"Allow": ", ".join(taken)},
     )
+
+
+def _unreadable(error: BaseException) -> ApiError:
+    """400 for a body that FastAPI could not read."""
+    return not_json(next((why for kind, why in _UNREADABLE if isinstance(error, kind)), "it cannot be read"))
 
 
 def install_error_handlers(app: FastAPI, refused: Callable[[ApiError], None] = lambda _: None) -> None:
