@@ -22,7 +22,7 @@ from polygraft.openai.prompts import chat_prompt, check_ids, encode
 from polygraft.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from polygraft.openai.streaming import StreamedAnswer
 from polygraft.registry.types import ModelEntry
-from polygraft.tenancy.principal import Principal
+from polygraft.tenancy.request import principal_of
 
 
 def build_router(inference: Inference) -> APIRouter:
@@ -34,7 +34,7 @@ def build_router(inference: Inference) -> APIRouter:
         """Answer a conversation."""
         with _arrival(inference) as started:
             body = await read_body(request, ChatBody)
-            call = await chat_call(inference, _principal(request), body, started)
+            call = await chat_call(inference, principal_of(request), body, started)
         return _answer(inference, call)
 
     @router.post("/v1/completions", openapi_extra=_takes(CompletionBody))
@@ -42,19 +42,19 @@ def build_router(inference: Inference) -> APIRouter:
         """Continue one prompt or several."""
         with _arrival(inference) as started:
             body = await read_body(request, CompletionBody)
-            call = await completion_call(inference, _principal(request), body, started)
+            call = await completion_call(inference, principal_of(request), body, started)
         return _answer(inference, call)
 
     @router.get("/v1/models")
     async def models(request: Request) -> JSONResponse:
         """The base models and the tenant's adapters."""
-        entries = await inference.resolver.list_models(_principal(request))
+        entries = await inference.resolver.list_models(principal_of(request))
         return JSONResponse({"object": "list", "data": [_entry(entry) for entry in entries]})
 
     @router.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> JSONResponse:
         """One of them, also by a name with a version or an alias."""
-        return JSONResponse(_entry(await inference.resolver.describe(_principal(request), name)))
+        return JSONResponse(_entry(await inference.resolver.describe(principal_of(request), name)))
 
     @router.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(request: Request) -> JSONResponse:
@@ -94,14 +94,8 @@ def _answer(inference: Inference, call: Call) -> Response:
     return StreamedAnswer(inference, call) if call.stream else WholeAnswer(inference, call)
 
 
-def _principal(request: Request) -> Principal:
-    principal = request.scope["state"]["principal"]
-    assert isinstance(principal, Principal)
-    return principal
-
-
 async def _served(inference: Inference, request: Request, name: str) -> ServedModel:
-    resolved = await inference.resolver.resolve(_principal(request), name)
+    resolved = await inference.resolver.resolve(principal_of(request), name)
     return await inference.catalog.get(resolved.base)
 
 
