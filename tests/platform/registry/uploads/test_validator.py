@@ -20,6 +20,7 @@ from polygraft.blobs import BlobStore
 from polygraft.card import ModelCard
 from polygraft.db import AdapterVersion, Database, now
 from polygraft.errors import ApiError, unavailable
+from polygraft.registry.adapters import Adapters
 from polygraft.registry.intake import Intake, Ticket
 from polygraft.registry.live import LiveModels
 from polygraft.registry.uploads import service, validator
@@ -158,6 +159,18 @@ async def test_whoever_completes_an_upload_again_hears_what_became_of_it_when_it
     lost = await client.post(f"{upload}/complete")
     assert (lost.status_code, lost.json()["error"]["code"]) == (422, "invalid_adapter")
     assert "upload or import it again" in lost.json()["error"]["message"]
+
+
+async def test_two_uploads_of_the_same_at_once_make_one_version(
+    push: Send, held: Held, adapters: Adapters, owners: dict[str, Owner]
+) -> None:
+    pushing = [asyncio.create_task(push(zip_of(files()))) for _ in range(2)]
+    await eventually(lambda: held.runs(2))
+    held.go.set()
+    answers = await asyncio.gather(*pushing)
+    assert sorted(answer.status_code for answer in answers) == [200, 201]
+    (version,) = await adapters.versions(owners["acme"], "pirate", 10, None)
+    assert {answer.json()["version"] for answer in answers} == {version.version}
 
 
 async def test_checks_run_a_few_at_a_time(push: Send, held: Held) -> None:
