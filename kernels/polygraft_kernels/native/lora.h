@@ -59,16 +59,22 @@ inline long lora_rows(const LoraGroups& groups) {
 template <class T>
 void lora_shrink(Team& team, const LoraPlan& plan, const Operand<T>* x, long ldx) {
     constexpr long Portion = 4;  // panels: few rows take several at once
-    auto portions = [&](long g) {
-        return plan.rows(g) == 0 ? 0 : (panels_of(plan.slot(g).rank) + Portion - 1) / Portion;
+    auto portions = [&](long g) { return (panels_of(plan.slot(g).rank) + Portion - 1) / Portion; };
+    // A small rank is one portion: the rows are shared, too, or one thread would do all of a group.
+    auto blocks = [&](long g) {
+        long rows = plan.rows(g), least = rows / 4 < team.size ? rows / 4 : team.size;
+        long needed = (rows + 4 * MaxRows - 1) / (4 * MaxRows);
+        return needed > least ? needed : least;
     };
-    team.share_ragged(plan.groups.count, portions, [&](long g, long portion) {
+    team.share_ragged(plan.groups.count, [&](long g) { return blocks(g) * portions(g); }, [&](long g, long piece) {
         const LoraSlot& slot = plan.slot(g);
-        long row = plan.groups.starts[g], stride = plan.stride, panels = panels_of(slot.rank);
-        long first = portion * Portion, last = first + Portion < panels ? first + Portion : panels;
+        long parts = blocks(g), part = piece % parts, first = piece / parts * Portion, panels = panels_of(slot.rank);
+        long top = plan.rows(g) * part / parts, rows = plan.rows(g) * (part + 1) / parts - top;
+        long row = plan.groups.starts[g] + top, stride = plan.stride;
+        long last = first + Portion < panels ? first + Portion : panels;
         float* out = plan.shrunk + (row - plan.groups.starts[0]) * stride;
-        bool more = last == panels && g + 1 < plan.groups.count;
-        sweep(x + row * ldx, ldx, plan.rows(g), static_cast<const T*>(slot.a), plan.bank.inputs, slot.rank, first, last,
+        bool more = last == panels && part + 1 == parts && g + 1 < plan.groups.count;
+        sweep(x + row * ldx, ldx, rows, static_cast<const T*>(slot.a), plan.bank.inputs, slot.rank, first, last,
               static_cast<const T*>(more ? plan.slot(g + 1).a : nullptr),
               [=](long r, long column, Float<VL> sums) PG_ALWAYS { store<VL>(out + r * stride + column, sums); });
     });
