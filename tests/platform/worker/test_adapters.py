@@ -54,8 +54,8 @@ def adapters(loader: Loader) -> Iterator[HostAdapters[Weights]]:
     held = HostAdapters(loader, 2, 1 << 30)
     yield held
     loader.gate.set()
-    held.close()
     held.check()
+    held.close()
 
 
 def use(adapters: HostAdapters[Weights], digest: str) -> Weights:
@@ -136,8 +136,8 @@ def bounded(loader: Loader, clock: Clock) -> Iterator[HostAdapters[Weights]]:
     held = HostAdapters(loader, 100, 10 * MIB, clock=clock)
     yield held
     loader.gate.set()
-    held.close()
     held.check()
+    held.close()
 
 
 def test_memory_is_bounded_in_bytes(bounded: HostAdapters[Weights], loader: Loader, clock: Clock) -> None:
