@@ -2,7 +2,7 @@
 
 Polygraft against its own base model: the ordinary server, one load after the other, the base among them, with the same
 streaming client. Prints medians over the rounds, each load beside the base of the same run, and the worker's peak
-memory beside the bytes of its model, its KV pool and the adapters it may hold. About ten minutes on two cores.
+memory beside the bytes of its model and of the adapters that were asked for. About ten minutes on two cores.
 """
 
 from __future__ import annotations
