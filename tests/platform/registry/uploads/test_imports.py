@@ -252,14 +252,14 @@ async def without_room(
     await removed(staged)
 
 
-async def test_a_folder_waits_for_room(
+async def test_a_folder_that_there_is_no_room_for(
     client: httpx.AsyncClient, shown: Shown, root: Path, staged: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     await without_room(client, shown, f"file://{root}/pirate", staged, monkeypatch)
 
 
-async def test_a_bucket_waits_for_room(
+async def test_a_bucket_that_there_is_no_room_for(
     client: httpx.AsyncClient, shown: Shown, s3: str, staged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(s3, "x", files())
@@ -267,7 +267,7 @@ async def test_a_bucket_waits_for_room(
 
 
 @pytest.mark.usefixtures("hub")
-async def test_the_hub_waits_for_room(
+async def test_a_repository_that_there_is_no_room_for(
     client: httpx.AsyncClient, shown: Shown, staged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await without_room(client, shown, "hf://org/pirate@v1", staged, monkeypatch)
