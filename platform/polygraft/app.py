@@ -30,7 +30,7 @@ from polygraft.tenancy.middleware import AuthMiddleware
 
 log = structlog.get_logger(__name__)
 
-OURS = ("/v1/adapters", "/admin/v1")
+_OURS = ("/v1/adapters", "/admin/v1")
 """Below these a misspelled query parameter is refused. Other paths are OpenAI's and vLLM's, whose clients add some."""
 _KEY = HTTPBearer(scheme_name="key", bearerFormat="pg-…", auto_error=False)
 """For /openapi.json: the middleware checks keys, long before a route is found."""
@@ -69,7 +69,7 @@ def create_app(
     app.add_exception_handler(SQLAlchemyError, answering("database"))
     app.add_exception_handler(BlobUnavailable, answering("blob store"))
     for router in routers:
-        ours = router.prefix.startswith(OURS)
+        ours = router.prefix.startswith(_OURS)
         app.include_router(router, dependencies=[Depends(_KEY), *([Depends(known_query)] if ours else ())])
     app.include_router(health.build_router(health_check))
     # The last one added is the outermost.
