@@ -43,9 +43,8 @@ def choose(paths: Iterable[str]) -> dict[str, str]:
     weights = [path for path in names if PurePosixPath(path).name == WEIGHTS_NAME]
     if not weights:
         weights = [path for path in names if PurePosixPath(path).name == MLX_WEIGHTS_NAME]
-    problems = [*_one(CONFIG_NAME, configs, names), *_one(WEIGHTS_NAME, weights, names)]
-    if not weights:
-        problems = [*_one(CONFIG_NAME, configs, names), _without_weights(names)]
+    problems = _one(CONFIG_NAME, configs, names)
+    problems += _one(WEIGHTS_NAME, weights, names) if weights else [_without_weights(names)]
     if problems:
         raise AdapterError(problems)
     config, tensors = PurePosixPath(configs[0]), PurePosixPath(weights[0])
