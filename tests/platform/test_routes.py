@@ -155,8 +155,8 @@ async def test_a_query_parameter_that_a_route_does_not_have_is_named(app: FastAP
         refused += 1
         assert (answer.status_code, error["param"]) == (400, "limt"), (method, path, answer.text)
         known = sorted(one["name"] for one in operation.get("parameters", ()) if one["in"] == "query")
-        told = ", ".join(f"`{name}`" for name in known) if known else "it takes none"
-        assert f"; it takes {told}." in error["message"] or error["message"].endswith(f"{told}."), (method, path)
+        told = ", ".join(f"`{name}`" for name in known) if known else "none"
+        assert error["message"].endswith(f"; it takes {told}."), (method, path)
     assert refused > 30
 
 
