@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ GRAINS: tuple[Grain, ...] = ("step", "layer", "operation")
 class GranularBackend(NativeBackend):
     """`grain` may change between two steps: all compute the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, grain: Grain = "step") -> None:
         super().__init__(create_isa(None).unit)
-        self.grain: Grain = "step"
+        self.grain = grain
 
     def decoder(
         self,
@@ -42,15 +42,20 @@ class GranularBackend(NativeBackend):
         return Backend.decoder_layer(self, x, layer, cache, step, rope_table)
 
 
-_last: list[GranularBackend] = []
+B = TypeVar("B", bound=GranularBackend)
 
 
-def create(device: torch.device, dtype: torch.dtype) -> GranularBackend:
-    """For the registry of backends."""
-    _last[:] = [GranularBackend()]
-    return last()
+class Making(Generic[B]):
+    """Makes a backend when the registry wants one, and keeps it for whoever looks at it then."""
+
+    def __init__(self, kind: type[B]) -> None:
+        self._kind = kind
+        self.latest: B | None = None
+
+    def __call__(self, device: torch.device, dtype: torch.dtype) -> B:
+        self.latest = self._kind()
+        return self.latest
 
 
-def last() -> GranularBackend:
-    """The one that was created last."""
-    return _last[0]
+create = Making(GranularBackend)
+"""For the registry of backends."""

@@ -18,17 +18,12 @@ from contextlib import contextmanager
 from itertools import cycle, islice
 
 import granular
-import torch
-from granular import GRAINS, Grain
+from filled import Work, filled_engine
+from granular import GRAINS, Grain, GranularBackend
 from rich.console import Console
 from rich.table import Table
-from step import fill, random_adapter
 
-from polygraft_engine.adapter_source import DictSource
-from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine
-from polygraft_engine.models.architecture import read_spec
-from polygraft_engine.models.loading import resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_kernels.registry import BACKENDS
 
@@ -36,28 +31,22 @@ _SETTLE_SECONDS = 5.0
 """For the command beside to come to its load."""
 
 
-def build(arguments: argparse.Namespace) -> Engine:
-    """An engine in the midst of decoding."""
+def decoding(model: str, work: Work) -> tuple[Engine, GranularBackend]:
+    """An engine in the midst of decoding, and what it computes on."""
     BACKENDS["granular"] = granular.__name__
-    source = DictSource()
-    options = EngineOptions(
-        model=arguments.model, kernels="granular", max_loras=max(1, arguments.adapters), prefix_caching=False
-    )
-    engine = build_engine(options, source)
-    modules = read_spec(resolve_model(arguments.model)).module_shapes("")
-    dtype = getattr(torch, engine.info.dtype)
-    digests = [source.put(random_adapter(modules, index, arguments.rank, dtype)) for index in range(arguments.adapters)]
-    fill(engine, arguments, digests)
-    while engine.stats().scheduler.waiting or engine.stats().sampled_tokens < arguments.rows:
+    engine = filled_engine(EngineOptions(model=model, kernels="granular"), work)
+    while engine.stats().scheduler.waiting or engine.stats().sampled_tokens < work.rows:
         engine.step()
-    return engine
+    backend = granular.create.latest
+    assert backend is not None, "the engine was built with it"
+    return engine, backend
 
 
-def measure(engine: Engine, rounds: int) -> dict[Grain, list[float]]:
+def measure(engine: Engine, backend: GranularBackend, rounds: int) -> dict[Grain, list[float]]:
     """Seconds of forward passes, each grain in turn."""
     found: dict[Grain, list[float]] = defaultdict(list)
     for grain in islice(cycle(GRAINS), rounds * len(GRAINS)):
-        granular.last().grain = grain
+        backend.grain = grain
         engine.step()
         found[grain].append(engine.stats().last_step.forward)
     if engine.stats().failed_steps:
@@ -91,13 +80,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--beside", metavar="COMMAND", help="what to run as a neighbour in a second series")
     arguments = parser.parse_args()
-    arguments.steps, arguments.temperature, arguments.top_p = arguments.rounds * len(GRAINS) * 2, 0.0, 1.0
 
-    engine = build(arguments)
-    series = {"alone": measure(engine, arguments.rounds)}
+    tokens = arguments.rounds * len(GRAINS) * 2 + 50
+    work = Work(arguments.rows, arguments.context, tokens, arguments.adapters, arguments.rank)
+    engine, backend = decoding(arguments.model, work)
+    series = {"alone": measure(engine, backend, arguments.rounds)}
     if arguments.beside is not None:
         with running(arguments.beside):
-            series["beside"] = measure(engine, arguments.rounds)
+            series["beside"] = measure(engine, backend, arguments.rounds)
     table = Table(title=f"forward pass of {arguments.rows} rows by regions, median ms")
     table.add_column("")
     for grain in GRAINS:

@@ -9,28 +9,20 @@ engine's whole steps are held against the ceilings of their own moments, measure
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import timed
-import torch
+from filled import Work, filled_engine
 from rich.console import Console
 from rich.table import Table
 from timed import TimedBackend
 
 from kernels import Ceilings, Probe
-from polygraft_adapters.types import AdapterInfo, ModuleKey, ModuleShapes
-from polygraft_adapters.weights import AdapterWeights, ModuleDelta
-from polygraft_engine.adapter_source import DictSource
-from polygraft_engine.build import build_engine
 from polygraft_engine.engine import Engine
-from polygraft_engine.models.architecture import read_spec
-from polygraft_engine.models.loading import resolve_model
 from polygraft_engine.options import EngineOptions
 from polygraft_engine.stats import StepPhases
-from polygraft_engine.types import Generation, SamplingParams
 from polygraft_kernels.native import create_isa
 from polygraft_kernels.registry import BACKENDS
 
@@ -46,35 +38,6 @@ class Decode:
     def seconds(self) -> float:
         """Of the forward pass with its head."""
         return self.phases.forward + self.phases.sample
-
-
-def random_adapter(modules: ModuleShapes, index: int, rank: int, dtype: torch.dtype) -> AdapterWeights:
-    """An adapter on all seven modules, small enough to leave the activations sane."""
-    pairs = {
-        ModuleKey(layer, target): ModuleDelta(
-            torch.randn(rank, in_features).to(dtype) * 0.01, torch.randn(out_features, rank).to(dtype) * 0.01, 1.0
-        )
-        for layer in range(modules.layers)
-        for target, (out_features, in_features) in modules.shapes.items()
-    }
-    info = AdapterInfo(f"random-{index}", rank, 1.0, tuple(modules.shapes), 0, None, ())
-    return AdapterWeights(info, pairs)
-
-
-def fill(engine: Engine, arguments: argparse.Namespace, digests: list[str]) -> None:
-    """One sequence per row; with adapters, row i runs on adapter i modulo their number."""
-    draw = random.Random(0)
-    params = SamplingParams(
-        max_tokens=arguments.steps + 50,
-        seed=0,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        ignore_eos=True,
-    )
-    for row in range(arguments.rows):
-        prompt = tuple(draw.randrange(3, engine.spec.vocab) for _ in range(arguments.context))
-        adapter = digests[row % len(digests)] if digests else None
-        engine.add(Generation(id=str(row), prompt=prompt, params=params, adapter=adapter))
 
 
 def report(title: str, phases: list[StepPhases]) -> None:
@@ -137,29 +100,33 @@ def main() -> None:
         BACKENDS["timed"] = timed.__name__
         _, one_by_one, _ = run(arguments, "timed")
         report("one by one", [each.phases for each in one_by_one])
-        operations(timed.last(), len(one_by_one))
-        whole_steps(timed.last(), len(one_by_one), decode)
+        backend = timed.create.latest
+        assert backend is not None, "the engine was built with it"
+        operations(backend, len(one_by_one))
+        whole_steps(backend, len(one_by_one), decode)
 
 
 def run(
     arguments: argparse.Namespace, kernels: str, probe: Probe | None = None
 ) -> tuple[list[StepPhases], list[Decode], Engine]:
     """The phases of prefill steps, the decode steps with the ceilings that `probe` finds after each, and the engine."""
-    source = DictSource()
     options = EngineOptions(
         model=arguments.model,
         kernels=kernels,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
         threads=arguments.threads,
-        max_loras=max(1, arguments.adapters),
-        prefix_caching=False,
     )
-    engine = build_engine(options, source)
-    modules = read_spec(resolve_model(arguments.model)).module_shapes("")
-    dtype = getattr(torch, engine.info.dtype)
-    digests = [source.put(random_adapter(modules, index, arguments.rank, dtype)) for index in range(arguments.adapters)]
-    fill(engine, arguments, digests)
+    work = Work(
+        arguments.rows,
+        arguments.context,
+        arguments.steps + 50,
+        arguments.adapters,
+        arguments.rank,
+        arguments.temperature,
+        arguments.top_p,
+    )
+    engine = filled_engine(options, work)
     prefill: list[StepPhases] = []
     decode: list[Decode] = []
     while engine.has_work and len(decode) < arguments.steps:
@@ -169,7 +136,8 @@ def run(
         rows = stats.computed_tokens - before
         if rows != arguments.rows:
             prefill.append(stats.last_step)
-            timed.reset()
+            if timed.create.latest is not None:
+                timed.create.latest.spent = {}
         else:
             decode.append(Decode(stats.last_step, probe.now() if probe is not None else None))
     return prefill, decode, engine

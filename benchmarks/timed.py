@@ -5,24 +5,15 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-import torch
+from granular import GranularBackend, Making
 from torch import Tensor
 
-from polygraft_kernels.api import (
-    Backend,
-    DecoderLayer,
-    KVCache,
-    LoraBank,
-    LoraGroups,
-    PackedLinear,
-    StepTensors,
-)
-from polygraft_kernels.native import NativeBackend, create_isa
+from polygraft_kernels.api import KVCache, LoraBank, LoraGroups, PackedLinear, StepTensors
 from polygraft_kernels.native.storage import NativeBank, NativeLinear
 
 T = TypeVar("T")
@@ -38,29 +29,14 @@ class Spent:
     bytes: float = 0.0
 
 
-class TimedBackend(NativeBackend):
-    """`spent` by operation since the last `reset()`. What an operation reads is what it must read from memory: weights,
-    keys and values; activations stay in the caches.
+class TimedBackend(GranularBackend):
+    """`spent` by operation, since it was last emptied. What an operation reads is what it must read from memory:
+    weights, keys and values; activations stay in the caches.
     """
 
     def __init__(self) -> None:
-        super().__init__(create_isa(None).unit)
+        super().__init__("operation")
         self.spent: dict[str, Spent] = {}
-
-    def decoder(
-        self,
-        x: Tensor,
-        layers: Sequence[DecoderLayer],
-        caches: Sequence[KVCache],
-        step: StepTensors,
-        rope_table: Tensor,
-    ) -> Tensor:
-        return Backend.decoder(self, x, layers, caches, step, rope_table)
-
-    def decoder_layer(
-        self, x: Tensor, layer: DecoderLayer, cache: KVCache, step: StepTensors, rope_table: Tensor
-    ) -> Tensor:
-        return Backend.decoder_layer(self, x, layer, cache, step, rope_table)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, NativeLinear)
@@ -117,21 +93,5 @@ class TimedBackend(NativeBackend):
         return result
 
 
-_last: list[TimedBackend] = []
-
-
-def create(device: torch.device, dtype: torch.dtype) -> TimedBackend:
-    """For the registry of backends."""
-    _last[:] = [TimedBackend()]
-    return last()
-
-
-def last() -> TimedBackend:
-    """The one that was created last."""
-    return _last[0]
-
-
-def reset() -> None:
-    """Start counting anew, if anybody counts."""
-    for backend in _last:
-        backend.spent = {}
+create = Making(TimedBackend)
+"""For the registry of backends."""
